@@ -1,0 +1,242 @@
+// The Ops seam: what model families call and backends implement.
+//
+// A family is written once against this interface; a backend (kernels/cpu, kernels/cuda) implements it. All activations
+// are fp32 tensors in backend memory. Every operation keeps the exactness contract: the bits of a result row depend on
+// that row's inputs and on weights, never on the number of rows, the row's place in the pass, threads or rank.
+//
+// Thread-safety: an Ops object and the tensors it hands out are used by one thread (the pass runner's). Backends may
+// use threads inside an operation. Weights, once packed, are immutable and may be shared between Ops objects of one
+// backend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tensorfold {
+
+/// How the numbers of a weight are stored. The value of a weight *is* what dequantising to fp32 gives (contract,
+/// section 3): bf16 and f16 widen exactly; MLX affine is fma(scale, q, bias), one rounding.
+enum class WeightFormat : uint8_t { kF32, kBf16, kF16, kMlxAffine };
+
+/// A [rows, cols] weight matrix in the checkpoint's own bytes (host memory, usually a mapped file). Does not own them;
+/// they must stay valid until the matrix has been packed.
+struct MatrixSource {
+  WeightFormat format = WeightFormat::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;                 // logical columns (values, not words)
+  const std::byte* data = nullptr;  // first row
+  int64_t row_bytes = 0;            // distance between rows of `data`
+  // MLX affine only: bits 2..8 (no 7), group 32/64/128, scales and biases [rows, cols / group] in scale_format.
+  int bits = 0;
+  int group = 0;
+  WeightFormat scale_format = WeightFormat::kBf16;
+  const std::byte* scales = nullptr;
+  const std::byte* biases = nullptr;
+  int64_t scale_row_bytes = 0;
+
+  /// Rows [first, first + count).
+  MatrixSource slice_rows(int64_t first, int64_t count) const;
+  /// Columns [first, first + count); both must be multiples of column_unit().
+  MatrixSource slice_cols(int64_t first, int64_t count) const;
+  /// Columns can only be cut at multiples of this: the quantisation group, or 1.
+  int64_t column_unit() const { return format == WeightFormat::kMlxAffine ? group : 1; }
+};
+
+/// A fp32 [rows, cols] view in backend memory; rows are `stride` floats apart. Not owning.
+struct Tensor {
+  float* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+
+  Tensor columns(int64_t first, int64_t count) const { return {data + first, rows, count, stride}; }
+  Tensor row_range(int64_t first, int64_t count) const { return {data + first * stride, count, cols, stride}; }
+};
+
+/// A packed weight matrix [out_features, in_features]; belongs to the backend that packed it.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+  virtual int64_t out_features() const = 0;
+  virtual int64_t in_features() const = 0;
+  /// Bytes that one pass reads.
+  virtual int64_t bytes() const = 0;
+};
+
+/// A packed fp32 vector (norm weights, biases, decay parameters).
+class Vector {
+ public:
+  virtual ~Vector() = default;
+  virtual int64_t size() const = 0;
+};
+
+/// Keys and values of all pages and attention layers that a rank holds. Layout is the backend's own.
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+  virtual int64_t bytes() const = 0;
+};
+
+/// Recurrent state of one sequence in one gated-delta-net layer: the convolution's last rows and S [v_heads, dk, dv] as
+/// of the committed position, and the inputs of the last window's tentative rows, so that a later pass can commit any
+/// number of them by repeating the very same steps.
+class RecurrentState {
+ public:
+  virtual ~RecurrentState() = default;
+  virtual int64_t bytes() const = 0;
+  /// Back to the state before any token.
+  virtual void reset() = 0;
+};
+
+/// Tokens in a KV page. Attention visits keys in blocks of 16 at absolute positions, inside splits of 512.
+inline constexpr int64_t kPageTokens = 64;
+inline constexpr int64_t kKeyBlock = 16;
+inline constexpr int64_t kKeySplit = 512;
+
+/// Consecutive rows of one sequence in a pass.
+struct RowGroup {
+  int64_t first_row = 0;  // index of its first row in the pass
+  int64_t rows = 0;
+  int64_t first_position = 0;      // absolute position of its first row
+  int64_t accepted = 0;            // tentative rows of this sequence's previous window that are now committed
+  int64_t certain = 0;             // leading rows that cannot be rejected (all of a prompt, 1 of a verify window)
+  std::span<const int32_t> pages;  // page table: pages[p / kPageTokens] holds position p
+};
+
+/// cos and sin of each row's angles, fp32 [rows, pairs]; made once a pass.
+struct RopeTable {
+  Tensor cos;
+  Tensor sin;
+};
+
+/// Local shape of a gated delta net: heads that this rank owns. k_head_of[v] is the local key head of local value head
+/// v.
+struct DeltaNetShape {
+  int64_t k_heads = 0;
+  int64_t v_heads = 0;
+  int64_t dk = 0;
+  int64_t dv = 0;
+  int64_t conv_kernel = 4;
+  int64_t max_window = 16;  // most tentative rows a pass may have
+  std::vector<int32_t> k_head_of;
+  int64_t channels() const { return 2 * k_heads * dk + v_heads * dv; }
+};
+
+struct DeltaNetArgs {
+  const DeltaNetShape* shape = nullptr;
+  Tensor qkv;                       // [rows, channels] before the convolution: q heads | k heads | v heads
+  Tensor z;                         // [rows, v_heads * dv]
+  Tensor b;                         // [rows, v_heads]
+  Tensor a;                         // [rows, v_heads]
+  const Vector* conv = nullptr;     // [channels * conv_kernel], kernel taps of one channel together, oldest first
+  const Vector* a_log = nullptr;    // [v_heads]
+  const Vector* dt_bias = nullptr;  // [v_heads]
+  const Vector* norm = nullptr;     // [dv]
+  float eps = 1e-6f;
+  Tensor out;  // [rows, v_heads * dv]: rms(y, norm) * silu(z)
+  std::span<const RowGroup> groups;
+  std::span<RecurrentState* const> states;  // one per group
+};
+
+struct AttentionArgs {
+  Tensor q;    // [rows, heads * head_dim], normed and roped
+  Tensor out;  // [rows, heads * head_dim]
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  std::span<const int32_t> kv_head_of;  // [heads]: local key/value head of each local query head, ascending
+  float scale = 1.0f;
+  std::span<const RowGroup> groups;
+};
+
+/// One candidate of a vocabulary row.
+struct Candidate {
+  float logit = 0.0f;
+  int32_t id = 0;
+  bool operator==(const Candidate&) const = default;
+};
+
+struct MatmulJob {
+  const Weight* weight = nullptr;
+  Tensor x;
+  Tensor out;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  /// Backend and instruction set, e.g. "cpu/avx512"; the part that enters the numeric fingerprint is
+  /// fingerprint_name().
+  virtual std::string describe() const = 0;
+  /// "cpu" for every CPU instruction set (they are bit-equal); "cuda/sm_121" and so on elsewhere.
+  virtual std::string fingerprint_name() const = 0;
+
+  // Weights. ------------------------------------------------------------------------------------------------------
+  /// Stacks row blocks (all with equal cols, formats may differ) into one matrix [sum rows, cols]. Copies: the sources
+  /// may go away afterwards.
+  virtual std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) = 0;
+  virtual std::unique_ptr<Vector> pack_vector(std::span<const float> values) = 0;
+
+  // Scratch. ------------------------------------------------------------------------------------------------------
+  /// A tensor from the pass arena; valid until the next begin_pass(). Contents undefined.
+  virtual Tensor scratch(int64_t rows, int64_t cols) = 0;
+  virtual void begin_pass() = 0;
+  /// A tensor that lives until the Ops object dies (rows kept between passes).
+  virtual Tensor persistent(int64_t rows, int64_t cols) = 0;
+  virtual void upload(std::span<const float> host, Tensor dst) = 0;
+  /// Copies rows to host memory, rows * cols floats; waits for the device.
+  virtual void download(Tensor src, std::span<float> host) = 0;
+  /// Where the host may read and write a tensor in place, or null if it lives in device memory.
+  virtual float* host_data(Tensor t) { return t.data; }
+
+  // Arithmetic. ---------------------------------------------------------------------------------------------------
+  /// out[r, :] = table[ids[r], :], dequantised.
+  virtual void embed(const Weight& table, std::span<const int32_t> ids, Tensor out) = 0;
+  /// out[r, n] = sum_k w[n, k] x[r, k]; 16 lanes over k, folded by the fixed tree.
+  virtual void matmul(const Weight& w, Tensor x, Tensor out) = 0;
+  /// Independent matmuls, the same bits as one after another; a backend may run them as one launch.
+  virtual void matmul_many(std::span<const MatmulJob> jobs) {
+    for (const MatmulJob& job : jobs) matmul(*job.weight, job.x, job.out);
+  }
+  /// x [rows, heads * dim] seen as heads vectors of `dim`: out = x * rsqrt(mean(x^2) + eps) * weight[dim]. May alias.
+  virtual void rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) = 0;
+  /// out = a + b elementwise; may alias either.
+  virtual void add(Tensor a, Tensor b, Tensor out) = 0;
+  /// gate_up [rows, 2 * n]: out[r, i] = silu(gate_up[r, i]) * gate_up[r, n + i].
+  virtual void silu_mul(Tensor gate_up, Tensor out) = 0;
+  /// x[r, i] *= sigmoid(gate[r, i]).
+  virtual void sigmoid_mul(Tensor x, Tensor gate) = 0;
+  /// dst[i, :] = src[rows[i], :].
+  virtual void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) = 0;
+
+  // Positions. ----------------------------------------------------------------------------------------------------
+  /// angle = position * inv_freq[i] in float64, cos and sin correctly computed there, times attention_factor, rounded
+  /// once.
+  virtual RopeTable rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
+                               double attention_factor) = 0;
+  /// Rotates the first 2 * pairs dims of each head in place, pairs (i, i + pairs) ("rotate half").
+  virtual void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) = 0;
+
+  // State. --------------------------------------------------------------------------------------------------------
+  virtual std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) = 0;
+  virtual std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) = 0;
+  /// Writes k and v [rows, kv_heads * head_dim] at their rows' positions.
+  virtual void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, std::span<const RowGroup> groups) = 0;
+  /// Causal attention of each row over positions 0..its own.
+  virtual void attention(const KvCache& cache, int64_t layer, const AttentionArgs& args) = 0;
+  /// One step a token in position order: first the group's `accepted` kept inputs of the last window, then its certain
+  /// rows (both advance the committed state), then its tentative rows, whose inputs are kept and whose state is not.
+  virtual void delta_net(const DeltaNetArgs& args) = 0;
+
+  // Vocabulary. ---------------------------------------------------------------------------------------------------
+  /// The n best of each row by (logit descending, id ascending); ids count from first_id. Rows may hold fewer than n.
+  /// NaN logits sort last.
+  virtual std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) = 0;
+};
+
+}  // namespace tensorfold

@@ -1,0 +1,225 @@
+#include "transport/pass/plan.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <set>
+
+#include "transport/pass/codec.h"
+
+namespace tensorfold {
+namespace {
+
+constexpr uint32_t kPlanMagic = 0x4E504654;    // "TFPN"
+constexpr uint32_t kReportMagic = 0x50524654;  // "TFRP"
+constexpr size_t kMaxReportRows = kMaxPassRows;
+constexpr size_t kMaxVocabulary = 1u << 24;
+constexpr size_t kMaxErrorBytes = 4096;
+
+void seal(ByteWriter& writer) { writer.put(XXH64(writer.bytes().data(), writer.bytes().size(), 0)); }
+
+// Checks length, checksum, magic and version; returns the body between the header and the checksum.
+absl::StatusOr<std::span<const std::byte>> open_sealed(std::span<const std::byte> bytes, uint32_t magic,
+                                                       const char* what) {
+  constexpr size_t kFrame = sizeof(uint32_t) * 2 + sizeof(uint64_t);
+  if (bytes.size() < kFrame) {
+    return absl::InvalidArgumentError(fmt::format("{}: {} bytes are too few", what, bytes.size()));
+  }
+  const auto body = bytes.first(bytes.size() - sizeof(uint64_t));
+  const uint64_t found = ByteReader(bytes.last(sizeof(uint64_t))).get<uint64_t>();
+  const uint64_t computed = XXH64(body.data(), body.size(), 0);
+  if (found != computed) {
+    return absl::DataLossError(fmt::format("{}: checksum {:016x}, computed {:016x}", what, found, computed));
+  }
+  ByteReader reader(body);
+  const uint32_t found_magic = reader.get<uint32_t>();
+  const uint32_t version = reader.get<uint32_t>();
+  if (found_magic != magic) {
+    return absl::InvalidArgumentError(fmt::format("{}: magic {:08x}, expected {:08x}", what, found_magic, magic));
+  }
+  if (version != kPlanVersion) {
+    return absl::InvalidArgumentError(fmt::format("{}: version {}, this build speaks {}", what, version, kPlanVersion));
+  }
+  return body.subspan(sizeof(uint32_t) * 2);
+}
+
+void put_sequence(ByteWriter& writer, const SequencePlan& sequence) {
+  writer.put(sequence.slot);
+  writer.put(static_cast<uint8_t>(sequence.fresh));
+  writer.put(static_cast<uint8_t>(sequence.use_mtp));
+  writer.put(sequence.first_position);
+  writer.put(sequence.accepted);
+  writer.put(sequence.certain);
+  writer.put(sequence.mtp_steps);
+  writer.put_array(std::span<const int32_t>(sequence.tokens));
+  writer.put_array(std::span<const int32_t>(sequence.new_pages));
+  writer.put(static_cast<uint32_t>(sequence.wants.size()));
+  for (const RowWant& want : sequence.wants) {
+    writer.put(want.row);
+    writer.put(want.top_n);
+  }
+}
+
+SequencePlan get_sequence(ByteReader& reader) {
+  SequencePlan sequence;
+  sequence.slot = reader.get<uint32_t>();
+  sequence.fresh = reader.get<uint8_t>() != 0;
+  sequence.use_mtp = reader.get<uint8_t>() != 0;
+  sequence.first_position = reader.get<uint64_t>();
+  sequence.accepted = reader.get<uint32_t>();
+  sequence.certain = reader.get<uint32_t>();
+  sequence.mtp_steps = reader.get<uint32_t>();
+  sequence.tokens = reader.get_array<int32_t>(kMaxPassRows);
+  sequence.new_pages = reader.get_array<int32_t>(kMaxPages);
+  const uint32_t wants = reader.get<uint32_t>();
+  for (uint32_t i = 0; i < wants && reader.ok(); ++i) {
+    const uint32_t row = reader.get<uint32_t>();
+    sequence.wants.push_back({row, reader.get<uint32_t>()});
+  }
+  return sequence;
+}
+
+absl::Status validate_sequence(const SequencePlan& sequence) {
+  const auto bad = [&](const std::string& why) {
+    return absl::InvalidArgumentError(fmt::format("plan: slot {}: {}", sequence.slot, why));
+  };
+  const uint64_t rows = sequence.tokens.size() + sequence.mtp_steps;
+  if (sequence.slot >= kMaxSlots) return bad(fmt::format("slots end at {}", kMaxSlots - 1));
+  if (sequence.tokens.empty()) return bad("no tokens");
+  if (sequence.certain == 0 || sequence.certain > sequence.tokens.size()) {
+    return bad(fmt::format("{} certain of {} tokens", sequence.certain, sequence.tokens.size()));
+  }
+  if (rows - sequence.certain >= kMaxWindow) {
+    return bad(fmt::format("{} tentative rows, at most {} fit a window", rows - sequence.certain, kMaxWindow - 1));
+  }
+  if (sequence.accepted >= kMaxWindow) return bad(fmt::format("{} accepted rows", sequence.accepted));
+  if (sequence.fresh && (sequence.accepted != 0 || sequence.first_position != 0)) {
+    return bad("a fresh slot starts at position 0 with nothing accepted");
+  }
+  if (sequence.mtp_steps != 0 && !sequence.use_mtp) return bad("MTP steps without MTP");
+  if (sequence.first_position + rows > uint64_t{kMaxPages} * 64) return bad("position out of range");
+  uint32_t last = 0;
+  for (size_t i = 0; i < sequence.wants.size(); ++i) {
+    const RowWant& want = sequence.wants[i];
+    if (want.row >= rows) return bad(fmt::format("row {} wanted of {}", want.row, rows));
+    if (i > 0 && want.row <= last) return bad("wanted rows are not ascending");
+    if (want.top_n == 0 || (want.top_n != kFullRow && want.top_n > 4096)) return bad("candidates wanted out of range");
+    last = want.row;
+  }
+  for (const int32_t token : sequence.tokens) {
+    if (token < 0) return bad(fmt::format("token {}", token));
+  }
+  for (const int32_t page : sequence.new_pages) {
+    if (page < 0 || page >= static_cast<int32_t>(kMaxPages)) return bad(fmt::format("page {}", page));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+uint64_t PassPlan::rows() const {
+  uint64_t total = 0;
+  for (const SequencePlan& sequence : sequences) total += sequence.tokens.size() + sequence.mtp_steps;
+  return total;
+}
+
+absl::Status validate_plan(const PassPlan& plan) {
+  std::set<uint32_t> slots;
+  for (const SequencePlan& sequence : plan.sequences) {
+    if (absl::Status status = validate_sequence(sequence); !status.ok()) return status;
+    if (!slots.insert(sequence.slot).second) {
+      return absl::InvalidArgumentError(fmt::format("plan: slot {} twice", sequence.slot));
+    }
+  }
+  for (const uint32_t slot : plan.release) {
+    if (slot >= kMaxSlots) return absl::InvalidArgumentError(fmt::format("plan: slot {} released", slot));
+  }
+  if (plan.rows() > kMaxPassRows) {
+    return absl::InvalidArgumentError(fmt::format("plan: {} rows, at most {}", plan.rows(), kMaxPassRows));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::byte> encode_plan(const PassPlan& plan) {
+  ByteWriter writer;
+  writer.put(kPlanMagic);
+  writer.put(kPlanVersion);
+  writer.put(static_cast<uint8_t>(plan.kind));
+  writer.put(plan.epoch);
+  writer.put(plan.sequence);
+  writer.put_array(std::span<const uint32_t>(plan.release));
+  writer.put(static_cast<uint32_t>(plan.sequences.size()));
+  for (const SequencePlan& sequence : plan.sequences) put_sequence(writer, sequence);
+  seal(writer);
+  return std::move(writer.bytes());
+}
+
+absl::StatusOr<PassPlan> decode_plan(std::span<const std::byte> bytes) {
+  const auto body = open_sealed(bytes, kPlanMagic, "plan");
+  if (!body.ok()) return body.status();
+  ByteReader reader(*body);
+  PassPlan plan;
+  const uint8_t kind = reader.get<uint8_t>();
+  if (kind < 1 || kind > 3) return absl::InvalidArgumentError(fmt::format("plan: kind {}", kind));
+  plan.kind = static_cast<PlanKind>(kind);
+  plan.epoch = reader.get<uint32_t>();
+  plan.sequence = reader.get<uint64_t>();
+  plan.release = reader.get_array<uint32_t>(kMaxSlots);
+  const uint32_t sequences = reader.get<uint32_t>();
+  if (sequences > kMaxSlots) return absl::InvalidArgumentError(fmt::format("plan: {} sequences", sequences));
+  for (uint32_t i = 0; i < sequences && reader.ok(); ++i) plan.sequences.push_back(get_sequence(reader));
+  if (!reader.ok() || reader.left() != 0) {
+    return absl::InvalidArgumentError(fmt::format("plan: lengths inside do not fit its {} bytes", bytes.size()));
+  }
+  if (absl::Status status = validate_plan(plan); !status.ok()) return status;
+  return plan;
+}
+
+std::vector<std::byte> encode_report(const PassReport& report) {
+  ByteWriter writer;
+  writer.put(kReportMagic);
+  writer.put(kPlanVersion);
+  writer.put(report.epoch);
+  writer.put(report.sequence);
+  writer.put(report.rank);
+  writer.put(report.compute_us);
+  writer.put_string(report.error.substr(0, kMaxErrorBytes));
+  writer.put(static_cast<uint32_t>(report.rows.size()));
+  for (const RowReport& row : report.rows) {
+    writer.put(row.slot);
+    writer.put(row.row);
+    writer.put(row.first_id);
+    writer.put_array(std::span<const WireCandidate>(row.candidates));
+    writer.put_array(std::span<const float>(row.logits));
+  }
+  seal(writer);
+  return std::move(writer.bytes());
+}
+
+absl::StatusOr<PassReport> decode_report(std::span<const std::byte> bytes) {
+  const auto body = open_sealed(bytes, kReportMagic, "pass report");
+  if (!body.ok()) return body.status();
+  ByteReader reader(*body);
+  PassReport report;
+  report.epoch = reader.get<uint32_t>();
+  report.sequence = reader.get<uint64_t>();
+  report.rank = reader.get<uint32_t>();
+  report.compute_us = reader.get<uint32_t>();
+  report.error = reader.get_string(kMaxErrorBytes);
+  const uint32_t rows = reader.get<uint32_t>();
+  if (rows > kMaxReportRows) return absl::InvalidArgumentError(fmt::format("pass report: {} rows", rows));
+  for (uint32_t i = 0; i < rows && reader.ok(); ++i) {
+    RowReport& row = report.rows.emplace_back();
+    row.slot = reader.get<uint32_t>();
+    row.row = reader.get<uint32_t>();
+    row.first_id = reader.get<int32_t>();
+    row.candidates = reader.get_array<WireCandidate>(kMaxVocabulary);
+    row.logits = reader.get_array<float>(kMaxVocabulary);
+  }
+  if (!reader.ok() || reader.left() != 0) {
+    return absl::InvalidArgumentError(fmt::format("pass report: lengths inside do not fit its {} bytes", bytes.size()));
+  }
+  return report;
+}
+
+}  // namespace tensorfold
