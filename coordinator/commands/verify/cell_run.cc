@@ -1,0 +1,266 @@
+#include "coordinator/commands/verify/cell_run.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <memory>
+#include <span>
+
+#include "coordinator/draft/drafter.h"
+#include "coordinator/sampling/identity.h"
+#include "coordinator/sampling/sampler.h"
+
+namespace tensorfold {
+namespace {
+
+constexpr uint32_t kMates = 3;
+constexpr int64_t kPageSize = 64;
+
+// One sequence of a cell: the tested one, or a mate that only has to be there.
+class Walker {
+ public:
+  Walker(uint32_t slot, const std::vector<uint32_t>& prompt, uint32_t reply_tokens, int64_t first_page, int64_t pages)
+      : slot_(slot), prompt_(prompt.size()), tokens_(prompt), reply_tokens_(reply_tokens) {
+    for (int64_t page = 0; page < pages; ++page) pages_.push_back(static_cast<int32_t>(first_page + page));
+  }
+
+  bool done() const { return tokens_.size() - prompt_ >= reply_tokens_; }
+  bool filling() const { return computed_ < prompt_; }
+  size_t position() const { return computed_; }
+  const std::vector<uint32_t>& tokens() const { return tokens_; }
+  std::vector<uint32_t> reply() const {
+    return {tokens_.begin() + static_cast<std::ptrdiff_t>(prompt_), tokens_.end()};
+  }
+
+  SequencePlan prompt_plan(size_t chunk, bool use_mtp, bool logits) {
+    SequencePlan plan = begin(use_mtp);
+    const size_t rows = std::min(chunk == 0 ? prompt_ : chunk, prompt_ - computed_);
+    for (size_t i = 0; i < rows; ++i) plan.tokens.push_back(static_cast<int32_t>(tokens_[computed_ + i]));
+    plan.certain = static_cast<uint32_t>(rows);
+    for (size_t i = 0; i < rows; ++i) {
+      const size_t at = computed_ + i;
+      // Some prompt rows' logits, and the last one's, from which the reply's first token is drawn.
+      if (at + 1 == prompt_ || (logits && at % 11 == 5)) plan.wants.push_back({static_cast<uint32_t>(i), kFullRow});
+    }
+    return plan;
+  }
+
+  SequencePlan window_plan(const std::vector<uint32_t>& drafts, uint32_t mtp_steps, bool use_mtp) {
+    SequencePlan plan = begin(use_mtp);
+    plan.tokens.push_back(static_cast<int32_t>(tokens_.back()));
+    plan.certain = 1;
+    for (const uint32_t id : drafts) plan.tokens.push_back(static_cast<int32_t>(id));
+    plan.mtp_steps = mtp_steps;
+    for (uint32_t row = 0; row < plan.tokens.size() + mtp_steps; ++row) plan.wants.push_back({row, kFullRow});
+    return plan;
+  }
+
+  void computed(size_t position) { computed_ = position; }
+  void keep(uint32_t id) { tokens_.push_back(id); }
+  void accept(uint32_t rows) { accepted_ = rows; }
+
+ private:
+  SequencePlan begin(bool use_mtp) {
+    SequencePlan plan;
+    plan.slot = slot_;
+    plan.use_mtp = use_mtp;
+    plan.first_position = computed_;
+    plan.accepted = std::exchange(accepted_, 0u);
+    plan.fresh = computed_ == 0;
+    if (plan.fresh) plan.new_pages = pages_;
+    return plan;
+  }
+
+  uint32_t slot_;
+  size_t prompt_;
+  std::vector<uint32_t> tokens_;
+  uint32_t reply_tokens_;
+  std::vector<int32_t> pages_;
+  size_t computed_ = 0;
+  uint32_t accepted_ = 0;
+};
+
+std::vector<float> row_logits(const PassResult& pass, uint32_t slot, uint32_t row) {
+  std::vector<float> logits;
+  for (const PassReport& report : pass.reports) {
+    for (const RowReport& part : report.rows) {
+      if (part.slot == slot && part.row == row) logits.insert(logits.end(), part.logits.begin(), part.logits.end());
+    }
+  }
+  return logits;
+}
+
+uint64_t bits_hash(const std::vector<float>& logits) { return XXH64(logits.data(), logits.size() * sizeof(float), 0); }
+
+// The right tokens with some made wrong, so that windows of every acceptance occur.
+std::vector<uint32_t> mixed_drafts(const std::vector<uint32_t>& expected, size_t from, size_t count) {
+  std::vector<uint32_t> drafts;
+  for (size_t i = from; i < expected.size() && drafts.size() < count; ++i) {
+    const bool wrong = (i * 7 + count * 3) % 5 == 0;
+    drafts.push_back(wrong ? expected[i] ^ 1u : expected[i]);
+  }
+  return drafts;
+}
+
+class CellRunner {
+ public:
+  CellRunner(PassExecutor& executor, const Cell& cell, const CellInputs& inputs, const std::vector<uint32_t>& expected)
+      : executor_(executor), cell_(cell), inputs_(inputs), expected_(expected), slot_(cell_slot(cell)) {
+    sampling_.temperature = cell.sampled ? 0.9 : 0.0;
+    sampling_.top_p = cell.sampled ? 0.95 : 1.0;
+    sampling_.seed = inputs.seed;
+    const int64_t each = cells_pages(inputs) / cells_slots();
+    main_ = std::make_unique<Walker>(slot_, inputs.prompt, inputs.reply_tokens, each * slot_, each);
+    for (uint32_t i = 0; cell.mates && i < kMates; ++i) {
+      const uint32_t slot = i < slot_ ? i : i + 1;
+      mates_.push_back(std::make_unique<Walker>(slot, inputs.mates[i], 1000000, each * slot, each));
+      mate_slots_.push_back(slot);
+    }
+    if (cell.draft == CellDraft::kCopy) drafter_ = make_drafter(DraftKind::kCopy);
+  }
+
+  absl::StatusOr<CellResult> run() {
+    while (!main_->done()) {
+      if (absl::Status status = round(); !status.ok()) return status;
+    }
+    // Free the slots for the next cell.
+    PassPlan release;
+    release.kind = PlanKind::kPing;
+    for (uint32_t slot = 0; slot <= kMates; ++slot) release.release.push_back(slot);
+    if (absl::StatusOr<PassResult> pass = executor_.execute(release); !pass.ok()) return pass.status();
+    result_.reply = main_->reply();
+    return result_;
+  }
+
+ private:
+  bool use_mtp() const { return cell_.draft == CellDraft::kMtp; }
+
+  absl::Status round() {
+    PassPlan plan;
+    // The tested sequence is first, in the middle or last among its mates.
+    const size_t place = mates_.empty() ? 0 : rounds_ % (mates_.size() + 1);
+    for (size_t i = 0; i <= mates_.size(); ++i) {
+      if (i == place) plan.sequences.push_back(main_plan());
+      if (i < mates_.size()) plan.sequences.push_back(mate_plan(i));
+    }
+    ++rounds_;
+    const absl::StatusOr<PassResult> pass = executor_.execute(plan);
+    if (!pass.ok()) return pass.status();
+    for (size_t i = 0; i < plan.sequences.size(); ++i) {
+      const SequencePlan& sequence = plan.sequences[i];
+      const std::vector<int32_t> none;
+      const std::vector<int32_t>& drafts = i < pass->drafts.size() ? pass->drafts[i] : none;
+      const bool tested = sequence.slot == slot_;
+      Walker& walker = tested ? *main_ : *mate_of(sequence.slot);
+      if (absl::Status status = take(walker, sequence, drafts, *pass, tested); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  Walker* mate_of(uint32_t slot) {
+    for (size_t i = 0; i < mates_.size(); ++i) {
+      if (mate_slots_[i] == slot) return mates_[i].get();
+    }
+    return nullptr;
+  }
+
+  SequencePlan main_plan() {
+    if (main_->filling()) return main_->prompt_plan(static_cast<size_t>(cell_.chunk), use_mtp(), true);
+    const size_t count = static_cast<size_t>(cell_.width) - 1;
+    const size_t reply = main_->tokens().size() - inputs_.prompt.size();
+    switch (cell_.draft) {
+      case CellDraft::kOff:
+        return main_->window_plan({}, 0, false);
+      case CellDraft::kCopy:
+        return main_->window_plan(drafter_->propose(main_->tokens(), count).ids, 0, false);
+      case CellDraft::kMtp:
+        return main_->window_plan({}, static_cast<uint32_t>(count), true);
+      case CellDraft::kMixed:
+        return main_->window_plan(mixed_drafts(expected_, reply, count), 0, false);
+    }
+    return {};
+  }
+
+  // Mates read prompts in uneven chunks and then decode with uneven widths, drafts made of noise.
+  SequencePlan mate_plan(size_t index) {
+    Walker& mate = *mates_[index];
+    if (mate.filling()) return mate.prompt_plan(3 + 5 * index + rounds_ % 4, false, false);
+    std::vector<uint32_t> noise;
+    for (size_t i = 0; i < (rounds_ + index) % 4; ++i) noise.push_back(static_cast<uint32_t>((rounds_ + 3 * i) % 64));
+    return mate.window_plan(noise, 0, false);
+  }
+
+  absl::Status take(Walker& walker, const SequencePlan& plan, const std::vector<int32_t>& drafts,
+                    const PassResult& pass, bool tested) {
+    std::vector<int32_t> window(plan.tokens.begin() + plan.certain, plan.tokens.end());
+    window.insert(window.end(), drafts.begin(), drafts.end());
+    const size_t end_of_prompt = tested ? inputs_.prompt.size() : 0;
+    uint32_t accepted = 0;
+    for (const RowWant& want : plan.wants) {
+      const std::vector<float> logits = row_logits(pass, plan.slot, want.row);
+      const int64_t position = static_cast<int64_t>(plan.first_position + want.row);
+      if (tested) result_.rows.emplace_back(position, bits_hash(logits));
+      if (static_cast<size_t>(position) + 1 < end_of_prompt) continue;
+      const absl::StatusOr<Sampled> next =
+          sample_row(sampling_, logits, static_cast<uint64_t>(position) + 1, TokenCounts());
+      if (!next.ok()) return next.status();
+      walker.keep(next->id);
+      if (walker.done()) break;
+      const size_t draft = want.row + 1 - plan.certain;
+      if (draft >= window.size() || static_cast<uint32_t>(window[draft]) != next->id) break;
+      ++accepted;
+    }
+    walker.computed(plan.first_position + plan.certain + accepted);
+    walker.accept(accepted);
+    if (tested) {
+      result_.drafted += window.size();
+      result_.accepted += accepted;
+    }
+    return absl::OkStatus();
+  }
+
+  PassExecutor& executor_;
+  const Cell& cell_;
+  const CellInputs& inputs_;
+  const std::vector<uint32_t>& expected_;
+  const uint32_t slot_;
+  SamplingParams sampling_;
+  std::unique_ptr<Walker> main_;
+  std::vector<std::unique_ptr<Walker>> mates_;
+  std::vector<uint32_t> mate_slots_;
+  std::unique_ptr<Drafter> drafter_;
+  size_t rounds_ = 0;
+  CellResult result_;
+};
+
+}  // namespace
+
+std::string CellResult::hash() const {
+  std::vector<uint32_t> words = reply;
+  for (const auto& [position, hash] : rows) {
+    words.push_back(static_cast<uint32_t>(position));
+    words.push_back(static_cast<uint32_t>(hash >> 32));
+    words.push_back(static_cast<uint32_t>(hash));
+  }
+  return token_sha(words);
+}
+
+uint32_t cell_slot(const Cell& cell) { return cell.mates ? 2 : 0; }
+int64_t cells_slots() { return kMates + 1; }
+
+int64_t cells_pages(const CellInputs& inputs) {
+  size_t longest = inputs.prompt.size();
+  for (const std::vector<uint32_t>& mate : inputs.mates) longest = std::max(longest, mate.size());
+  // Mates decode for as long as the tested sequence lives: chunk 1 reads its prompt in as many rounds as it has tokens,
+  // and each round may keep a whole window of a mate.
+  const size_t rounds = inputs.prompt.size() + inputs.reply_tokens + 2;
+  const int64_t tokens = static_cast<int64_t>(longest + 4 * rounds + kMaxWindow);
+  return cells_slots() * ((tokens + kPageSize - 1) / kPageSize);
+}
+
+absl::StatusOr<CellResult> run_cell(PassExecutor& executor, const Cell& cell, const CellInputs& inputs,
+                                    const std::vector<uint32_t>& expected) {
+  return CellRunner(executor, cell, inputs, expected).run();
+}
+
+}  // namespace tensorfold

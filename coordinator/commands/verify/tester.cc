@@ -1,0 +1,258 @@
+#include "coordinator/commands/verify/tester.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "coordinator/commands/verify/trace_recorder.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "worker/runtime/local_cluster.h"
+
+namespace tensorfold {
+namespace {
+
+// Clusters and shards by what cells share.
+class Bench {
+ public:
+  explicit Bench(const TesterOptions& options) : options_(options) {}
+
+  // A decorated Ops may want to pack the weights itself, so its shards are its own.
+  absl::StatusOr<ModelShards*> shards(int world, bool decorated) {
+    if (shards_ != nullptr && shards_->world() == world && decorated_ == decorated) return shards_.get();
+    cluster_.reset();
+    shards_.reset();
+    absl::StatusOr<std::unique_ptr<Ops>> packer = make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+    if (!packer.ok()) return packer.status();
+    packer_ = decorated && options_.decorate ? options_.decorate(*std::move(packer)) : *std::move(packer);
+    auto loaded = ModelShards::load_all(options_.model_dir, world, *packer_);
+    if (!loaded.ok()) return loaded.status();
+    shards_ = *std::move(loaded);
+    decorated_ = decorated;
+    return shards_.get();
+  }
+
+  absl::StatusOr<LocalCluster*> cluster(const Cell& cell, const CellInputs& inputs, bool decorated) {
+    const std::string key =
+        fmt::format("{} {} {} {} {}", cell.world, cell.transport, cell.isa, cell.threads, decorated);
+    if (cluster_ != nullptr && key == key_) return cluster_.get();
+    absl::StatusOr<ModelShards*> weights = shards(cell.world, decorated && options_.decorate);
+    if (!weights.ok()) return weights.status();
+    cluster_.reset();
+    LocalClusterOptions options;
+    options.transport = cell.transport;
+    options.backend = {.backend = "cpu", .isa = cell.isa, .threads = cell.threads};
+    options.runner.slots = cells_slots();
+    options.runner.pages = cells_pages(inputs);
+    if (decorated) options.decorate = options_.decorate;
+    auto started = LocalCluster::start(**weights, options);
+    if (!started.ok()) return started.status();
+    cluster_ = *std::move(started);
+    key_ = key;
+    return cluster_.get();
+  }
+
+ private:
+  const TesterOptions& options_;
+  std::unique_ptr<Ops> packer_;
+  bool decorated_ = false;
+  std::unique_ptr<ModelShards> shards_;
+  std::unique_ptr<LocalCluster> cluster_;
+  std::string key_;
+};
+
+Cell reference_cell(const Axes& axes, bool sampled) {
+  Cell cell;
+  cell.isa = axes.isas.front();
+  cell.sampled = sampled;
+  return cell;
+}
+
+std::string compare(const CellResult& reference, const CellResult& run) {
+  for (size_t i = 0; i < std::min(reference.reply.size(), run.reply.size()); ++i) {
+    if (reference.reply[i] != run.reply[i]) {
+      return fmt::format("reply token {} is {} instead of {}", i, run.reply[i], reference.reply[i]);
+    }
+  }
+  for (size_t i = 0; i < std::min(reference.rows.size(), run.rows.size()); ++i) {
+    if (reference.rows[i] != run.rows[i]) {
+      return fmt::format("the logits of position {} have other bits", reference.rows[i].first);
+    }
+  }
+  return "the runs have different rows";
+}
+
+// Runs a cell once more with every intermediate value hashed.
+absl::StatusOr<std::vector<std::unique_ptr<TraceRecorder>>> traced(Bench& bench, const Cell& cell,
+                                                                   const CellInputs& inputs, bool decorated,
+                                                                   const std::vector<uint32_t>& expected,
+                                                                   std::vector<std::unique_ptr<Ops>>& readers) {
+  absl::StatusOr<LocalCluster*> cluster = bench.cluster(cell, inputs, decorated);
+  if (!cluster.ok()) return cluster.status();
+  std::vector<std::unique_ptr<TraceRecorder>> traces;
+  for (int rank = 0; rank < cell.world; ++rank) {
+    absl::StatusOr<std::unique_ptr<Ops>> reader = make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+    if (!reader.ok()) return reader.status();
+    readers.push_back(*std::move(reader));
+    traces.push_back(std::make_unique<TraceRecorder>(*readers.back(), cell_slot(cell)));
+    (*cluster)->runner(rank).set_trace(traces.back().get());
+  }
+  const absl::StatusOr<CellResult> result = run_cell((*cluster)->executor(), cell, inputs, expected);
+  for (int rank = 0; rank < cell.world; ++rank) (*cluster)->runner(rank).set_trace(nullptr);
+  if (!result.ok()) return result.status();
+  return traces;
+}
+
+absl::StatusOr<std::string> explain(const TesterOptions& options, const Axes& axes, const Cell& cell,
+                                    const CellInputs& inputs, const std::vector<uint32_t>& expected) {
+  Bench bench(options);
+  std::vector<std::unique_ptr<Ops>> readers;
+  auto reference = traced(bench, reference_cell(axes, cell.sampled), inputs, false, {}, readers);
+  if (!reference.ok()) return reference.status();
+  auto run = traced(bench, cell, inputs, true, expected, readers);
+  if (!run.ok()) return run.status();
+  const auto view = [](const std::vector<std::unique_ptr<TraceRecorder>>& traces) {
+    std::vector<const TraceRecorder*> out;
+    for (const std::unique_ptr<TraceRecorder>& trace : traces) out.push_back(trace.get());
+    return out;
+  };
+  const std::string place = first_difference(view(*reference), view(*run));
+  return place.empty() ? std::string("no intermediate value differs: look at the head and the sampler") : place;
+}
+
+}  // namespace
+
+CellInputs make_inputs(uint32_t vocabulary, uint32_t prompt_tokens, uint32_t reply_tokens, uint64_t seed) {
+  uint64_t state = seed * 0x9E3779B97F4A7C15ULL + 0x1234567;
+  const auto next = [&state](uint32_t below) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return static_cast<uint32_t>((state >> 33) % below);
+  };
+  const uint32_t low = std::min(8u, vocabulary / 4);
+  const uint32_t usable = std::max(1u, vocabulary - low - std::min(32u, vocabulary / 8));
+  const auto prompt = [&](uint32_t length) {
+    std::vector<uint32_t> ids;
+    for (uint32_t i = 0; i < length; ++i) {
+      // Runs that come again give the copy drafter something to find.
+      ids.push_back(i >= 12 && i % 12 < 6 ? ids[i - 12] : low + next(usable));
+    }
+    return ids;
+  };
+  CellInputs inputs;
+  inputs.prompt = prompt(prompt_tokens);
+  inputs.mates = {prompt(prompt_tokens / 2 + 3), prompt(9), prompt(prompt_tokens + 17)};
+  inputs.reply_tokens = reply_tokens;
+  inputs.seed = seed;
+  return inputs;
+}
+
+absl::StatusOr<TesterReport> run_tester(const TesterOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  Axes axes = options.axes;
+  if (axes.isas.empty()) axes.isas = available_isas();
+  Bench bench(options);
+  absl::StatusOr<ModelShards*> alone = bench.shards(1, false);
+  if (!alone.ok()) return alone.status();
+  const ModelShape shape = (*alone)->shape(0);
+  const CellInputs inputs =
+      make_inputs(static_cast<uint32_t>(shape.vocab), options.prompt_tokens, options.reply_tokens, options.seed);
+  std::vector<Cell> cells = product(axes, shape.has_mtp, static_cast<int>(shape.slices.widest_world()));
+  if (!options.full) cells = pairwise_sample(cells, options.sample);
+
+  TesterReport report;
+  CellResult reference[2];
+  for (const bool sampled : {false, true}) {
+    const Cell cell = reference_cell(axes, sampled);
+    absl::StatusOr<LocalCluster*> cluster = bench.cluster(cell, inputs, false);
+    if (!cluster.ok()) return cluster.status();
+    absl::StatusOr<CellResult> result = run_cell((*cluster)->executor(), cell, inputs, {});
+    if (!result.ok()) return result.status();
+    reference[sampled ? 1 : 0] = *std::move(result);
+  }
+  report.greedy_hash = reference[0].hash();
+  report.sampled_hash = reference[1].hash();
+
+  for (const Cell& cell : cells) {
+    absl::StatusOr<LocalCluster*> cluster = bench.cluster(cell, inputs, true);
+    if (!cluster.ok()) return cluster.status();
+    const CellResult& expected = reference[cell.sampled ? 1 : 0];
+    absl::StatusOr<CellResult> result = run_cell((*cluster)->executor(), cell, inputs, expected.reply);
+    if (!result.ok()) {
+      return absl::Status(result.status().code(),
+                          fmt::format("{}: {}", cell.name(), std::string(result.status().message())));
+    }
+    CellOutcome& outcome = report.cells.emplace_back();
+    outcome.cell = cell;
+    outcome.hash = result->hash();
+    outcome.drafted = result->drafted;
+    outcome.accepted = result->accepted;
+    outcome.same = outcome.hash == expected.hash();
+    if (options.progress) options.progress(report.cells.size(), cells.size());
+    if (outcome.same) continue;
+    ++report.different;
+    const absl::StatusOr<std::string> place = explain(options, axes, cell, inputs, expected.reply);
+    outcome.difference =
+        fmt::format("{}; first at {}", compare(expected, *result),
+                    place.ok() ? *place : fmt::format("(tracing failed: {})", std::string(place.status().message())));
+    if (report.different >= options.stop_after) break;
+  }
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+void print_report(const TesterReport& report, bool every_cell, std::ostream& out) {
+  if (every_cell) {
+    for (const CellOutcome& outcome : report.cells) {
+      out << fmt::format("{}  {}  {}  accepted {}/{}\n", outcome.same ? "same     " : "DIFFERENT", outcome.hash,
+                         outcome.cell.name(), outcome.accepted, outcome.drafted);
+    }
+  }
+  // By axis value: how many cells, how many differ, and the hashes seen.
+  struct Line {
+    size_t cells = 0;
+    size_t different = 0;
+    uint64_t drafted = 0;
+    uint64_t accepted = 0;
+    std::map<std::string, size_t> hashes;
+  };
+  std::map<std::string, Line> lines;
+  for (const CellOutcome& outcome : report.cells) {
+    const Cell& cell = outcome.cell;
+    for (const std::string& name :
+         {fmt::format("world      {}", cell.world),
+          fmt::format("transport  {}", cell.world == 1 ? std::string("-") : cell.transport),
+          fmt::format("isa        {}", cell.isa), fmt::format("threads    {}", cell.threads),
+          fmt::format("draft      {} width {}", draft_name(cell.draft), cell.width),
+          fmt::format("chunk      {}", cell.chunk == 0 ? std::string("all") : fmt::format("{}", cell.chunk)),
+          fmt::format("batch      {}", cell.mates ? "with mates" : "alone"),
+          fmt::format("sampling   {}", cell.sampled ? "sampled" : "greedy")}) {
+      Line& line = lines[name];
+      ++line.cells;
+      line.different += outcome.same ? 0 : 1;
+      line.drafted += outcome.drafted;
+      line.accepted += outcome.accepted;
+      ++line.hashes[outcome.hash];
+    }
+  }
+  out << fmt::format("{:<28} {:>6} {:>9}  {:>13}  hashes\n", "axis", "cells", "different", "kept drafts");
+  for (const auto& [name, line] : lines) {
+    std::string hashes;
+    size_t shown = 0;
+    for (const auto& [hash, count] : line.hashes) {
+      if (shown++ == 4) {
+        hashes += fmt::format("and {} more", line.hashes.size() - 4);
+        break;
+      }
+      hashes += hash + " ";
+    }
+    out << fmt::format("{:<28} {:>6} {:>9}  {:>6}/{:<6}  {}\n", name, line.cells, line.different, line.accepted,
+                       line.drafted, hashes);
+  }
+  for (const CellOutcome& outcome : report.cells) {
+    if (!outcome.same) out << fmt::format("DIFFERENT: {}: {}\n", outcome.cell.name(), outcome.difference);
+  }
+  out << fmt::format("reference: greedy {}, sampled {}; {} cells, {} different, {:.1f} s\n", report.greedy_hash,
+                     report.sampled_hash, report.cells.size(), report.different, report.seconds);
+}
+
+}  // namespace tensorfold

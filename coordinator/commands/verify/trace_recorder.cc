@@ -1,0 +1,45 @@
+#include "coordinator/commands/verify/trace_recorder.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+namespace tensorfold {
+
+void TraceRecorder::begin_pass(std::span<const int64_t> positions, std::span<const uint32_t> slots) {
+  positions_.assign(positions.begin(), positions.end());
+  slots_.assign(slots.begin(), slots.end());
+}
+
+void TraceRecorder::record(int layer, const char* op, Tensor value, int64_t first_unit, int64_t units) {
+  const auto [at, fresh] = order_.try_emplace({layer, op}, 0);
+  if (fresh) at->second = static_cast<int>(order_.size());
+  const int64_t width = value.cols / units;
+  std::vector<float> row(static_cast<size_t>(value.cols));
+  for (int64_t r = 0; r < value.rows; ++r) {
+    if (slots_[static_cast<size_t>(r)] != slot_) continue;
+    ops_.download(value.row_range(r, 1), row);
+    for (int64_t unit = 0; unit < units; ++unit) {
+      const uint64_t hash = XXH64(row.data() + unit * width, static_cast<size_t>(width) * sizeof(float), 0);
+      values_[{positions_[static_cast<size_t>(r)], layer, at->second, op, first_unit + unit}] = hash;
+    }
+  }
+}
+
+std::string first_difference(const std::vector<const TraceRecorder*>& reference,
+                             const std::vector<const TraceRecorder*>& run) {
+  std::map<TraceRecorder::Key, uint64_t> expected;
+  for (const TraceRecorder* rank : reference) expected.insert(rank->values().begin(), rank->values().end());
+  std::map<TraceRecorder::Key, uint64_t> found;
+  for (const TraceRecorder* rank : run) found.insert(rank->values().begin(), rank->values().end());
+  // A position's values come from its last computation; the order of ops inside a layer is the same in every run.
+  for (const auto& [key, hash] : expected) {
+    const auto other = found.find(key);
+    if (other == found.end() || other->second == hash) continue;
+    return fmt::format("position {}, {}, {}{}", key.position,
+                       key.layer < 0 ? std::string("embedding") : fmt::format("layer {}", key.layer), key.op,
+                       key.unit == 0 ? std::string() : fmt::format(" (unit {})", key.unit));
+  }
+  return "";
+}
+
+}  // namespace tensorfold

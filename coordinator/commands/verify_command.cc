@@ -1,0 +1,92 @@
+// `tensorfold verify`: proves that no byte depends on anything but the checkpoint and the request.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iostream>
+
+#include "coordinator/commands/commands.h"
+#include "coordinator/commands/verify/tester.h"
+#include "kernels/reference/negative_control.h"
+
+namespace tensorfold {
+namespace {
+
+struct VerifyFlags {
+  std::string model;
+  bool full = false;
+  bool negative_control = false;
+  bool every_cell = false;
+  size_t sample = 0;
+  uint32_t prompt_tokens = 40;
+  uint32_t reply_tokens = 12;
+  uint64_t seed = 1;
+  std::vector<int> worlds;
+  std::vector<std::string> transports;
+  std::vector<std::string> isas;
+};
+
+int run_verify(const VerifyFlags& flags) {
+  TesterOptions options;
+  options.model_dir = flags.model;
+  options.full = flags.full;
+  options.sample = flags.sample;
+  options.prompt_tokens = flags.prompt_tokens;
+  options.reply_tokens = flags.reply_tokens;
+  options.seed = flags.seed;
+  if (!flags.worlds.empty()) options.axes.worlds = flags.worlds;
+  if (!flags.transports.empty()) options.axes.transports = flags.transports;
+  options.axes.isas = flags.isas;
+  if (flags.negative_control) {
+    options.decorate = [](std::unique_ptr<Ops> ops) { return make_negative_control(std::move(ops)); };
+    options.stop_after = 1;
+  }
+  const bool show = isatty(STDERR_FILENO) != 0;
+  options.progress = [show](size_t done, size_t total) {
+    if (show) std::cerr << fmt::format("\r{} of {} cells", done, total) << std::flush;
+  };
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  if (show) std::cerr << "\r                              \r";
+  if (!report.ok()) return report_error(report.status());
+  print_report(*report, flags.every_cell, std::cout);
+  if (flags.negative_control) {
+    if (report->different > 0) {
+      std::cout << "negative control: caught, as it must be\n";
+      return 0;
+    }
+    std::cout << "negative control: NOT caught; this tester proves nothing\n";
+    return 3;
+  }
+  std::cout << (report->different == 0 ? "verify: all cells agree\n" : "verify: BYTES DIFFER\n");
+  return report->different == 0 ? 0 : 3;
+}
+
+}  // namespace
+
+void add_verify_command(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<VerifyFlags>();
+  CLI::App* command = app.add_subcommand(
+      "verify",
+      "Run the differential tester: drafts, widths, worlds, transports, chunks, batch-mates, instruction sets, "
+      "threads, sampling; exit code 3 if any byte differs");
+  command->add_option("--model", flags->model, "folder of the checkpoint")->required();
+  command->add_flag("--full", flags->full, "every combination, not a sample that covers every pair of values");
+  command->add_option("--sample", flags->sample, "without --full: at least so many combinations");
+  command->add_option("--prompt-tokens", flags->prompt_tokens, "length of the prompt")->check(CLI::Range(16, 8192));
+  command->add_option("--reply-tokens", flags->reply_tokens, "length of the reply")->check(CLI::Range(1, 1024));
+  command->add_option("--seed", flags->seed, "of the prompts and of the sampled replies");
+  command->add_option("--worlds", flags->worlds, "instead of 1,2,3,4,8")->delimiter(',')->check(CLI::Range(1, 8));
+  command->add_option("--transports", flags->transports, "instead of local,ucx")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"local", "ucx"}));
+  command->add_option("--isas", flags->isas, "instead of all that this machine has")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"avx512", "avx2", "neon", "portable"}));
+  command->add_flag("--cells", flags->every_cell, "print every cell with its hash");
+  command->add_flag("--negative-control", flags->negative_control,
+                    "swap in a matmul whose order reads the row count; exit code 0 only if that is caught");
+  command->callback([flags, exit_code] { *exit_code = run_verify(*flags); });
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,118 @@
+#include "coordinator/draft/width_policy.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tensorfold {
+
+struct WidthPolicy::Plan {
+  DraftKind kind = DraftKind::kNone;
+  std::vector<double> gains;  // gains[d - 1]: tokens that the d-th draft is expected to add; not rising
+};
+
+WidthPolicy::WidthPolicy(WidthOptions options) : options_(options) {
+  options_.max_width = std::clamp<uint32_t>(options_.max_width, 1, kMaxDraftDepth + 1);
+  options_.probe_interval = std::max<uint32_t>(options_.probe_interval, 1);
+}
+
+void WidthPolicy::record_mtp_step(double ms) {
+  if (!std::isfinite(ms) || ms <= 0.0) return;
+  mtp_step_ms_ = mtp_step_ms_ == 0.0 ? ms : mtp_step_ms_ + 0.1 * (ms - mtp_step_ms_);
+}
+
+void WidthPolicy::record_window(const WidthChoice& choice, uint32_t copy_match, size_t accepted,
+                                Acceptance* acceptance) {
+  if (choice.drafts == 0) return;
+  const DraftSource source = choice.kind == DraftKind::kMtp ? DraftSource::kMtp : copy_source(copy_match);
+  global_.record(source, choice.drafts, accepted);
+  if (acceptance != nullptr) acceptance->record(source, choice.drafts, accepted);
+}
+
+double WidthPolicy::pass_ms(size_t rows, size_t mtp_depth) const {
+  // Before a step is measured it is taken as a tenth of a row's pass: an MTP layer is one of tens.
+  const double step = mtp_step_ms_ > 0.0 ? mtp_step_ms_ : 0.1 * costs_.estimate(1);
+  return costs_.estimate(rows) + step * static_cast<double>(mtp_depth);
+}
+
+WidthPolicy::Plan WidthPolicy::plan_for(const WidthRequest& request, DraftKind kind, DraftSource source,
+                                        size_t available) const {
+  Plan plan;
+  const size_t depth = std::min({available, static_cast<size_t>(options_.max_width - 1), size_t{request.room}});
+  double chance = 1.0;
+  for (size_t d = 1; d <= depth; ++d) {
+    chance *= request.acceptance != nullptr ? request.acceptance->rate(source, d, &global_)
+                                            : global_.rate(source, d, nullptr);
+    plan.gains.push_back(chance);
+  }
+  plan.kind = plan.gains.empty() ? DraftKind::kNone : kind;
+  return plan;
+}
+
+// The best tokens a millisecond that `plan` gives the sequence alone in a pass.
+double WidthPolicy::best_value(const Plan& plan, size_t base_rows) const {
+  double tokens = 1.0;
+  double best = tokens / pass_ms(base_rows, 0);
+  for (size_t d = 1; d <= plan.gains.size(); ++d) {
+    tokens += plan.gains[d - 1];
+    best = std::max(best, tokens / pass_ms(base_rows + d, plan.kind == DraftKind::kMtp ? d : 0));
+  }
+  return best;
+}
+
+WidthPolicy::Plan WidthPolicy::plan_of(const WidthRequest& request, size_t base_rows) const {
+  Plan mtp;
+  Plan copy;
+  const bool may_mtp = request.kind == DraftKind::kMtp || request.kind == DraftKind::kAuto;
+  const bool may_copy = request.kind == DraftKind::kCopy || request.kind == DraftKind::kAuto;
+  if (may_mtp && request.mtp_available) mtp = plan_for(request, DraftKind::kMtp, DraftSource::kMtp, kMaxDraftDepth);
+  if (may_copy && request.copy_match > 0) {
+    copy = plan_for(request, DraftKind::kCopy, copy_source(request.copy_match), request.copy_ids);
+  }
+  if (copy.gains.empty()) return mtp;
+  if (mtp.gains.empty()) return copy;
+  return best_value(copy, base_rows) >= best_value(mtp, base_rows) ? copy : mtp;
+}
+
+std::vector<WidthChoice> WidthPolicy::choose(std::span<const WidthRequest> requests, size_t other_rows) const {
+  const size_t base_rows = other_rows + requests.size();
+  std::vector<Plan> plans;
+  std::vector<uint32_t> depths(requests.size(), 0);  // of the set as walked
+  size_t total = 0;
+  for (const WidthRequest& request : requests) {
+    plans.push_back(plan_of(request, std::max<size_t>(base_rows, 1)));
+    total += plans.back().gains.size();
+  }
+
+  std::vector<uint32_t> best_depths = depths;
+  if (options_.adaptive) {
+    double tokens = static_cast<double>(requests.size());
+    double best = tokens / pass_ms(base_rows, 0);
+    size_t mtp_depth = 0;
+    for (size_t rows = base_rows + 1; rows <= base_rows + total; ++rows) {
+      size_t next = plans.size();
+      for (size_t i = 0; i < plans.size(); ++i) {
+        if (depths[i] == plans[i].gains.size()) continue;
+        if (next == plans.size() || plans[i].gains[depths[i]] > plans[next].gains[depths[next]]) next = i;
+      }
+      tokens += plans[next].gains[depths[next]++];
+      if (plans[next].kind == DraftKind::kMtp) mtp_depth = std::max<size_t>(mtp_depth, depths[next]);
+      const double value = tokens / pass_ms(rows, mtp_depth);
+      if (value > best) {
+        best = value;
+        best_depths = depths;
+      }
+    }
+  } else {
+    for (size_t i = 0; i < plans.size(); ++i) best_depths[i] = static_cast<uint32_t>(plans[i].gains.size());
+  }
+
+  std::vector<WidthChoice> choices(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    uint32_t drafts = best_depths[i];
+    if (drafts == 0 && !plans[i].gains.empty() && requests[i].idle_rounds >= options_.probe_interval) drafts = 1;
+    if (drafts > 0) choices[i] = {plans[i].kind, drafts};
+  }
+  return choices;
+}
+
+}  // namespace tensorfold

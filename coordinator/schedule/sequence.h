@@ -1,0 +1,113 @@
+// One choice of one request on its way: its tokens, what is computed, what its next window holds, what its reply
+// becomes. Owned by the scheduler's thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "coordinator/api/generation.h"
+#include "coordinator/api/stop_matcher.h"
+#include "coordinator/draft/drafter.h"
+#include "coordinator/draft/width_policy.h"
+#include "coordinator/sampling/sampler.h"
+#include "coordinator/sampling/token_counts.h"
+#include "coordinator/tokenizer/stream_decoder.h"
+#include "transport/pass/executor.h"
+
+namespace tensorfold {
+
+/// What all choices of one request share.
+struct RequestContext {
+  uint64_t id = 0;
+  GenerationRequest request;
+  GenerationSink sink;
+  std::vector<uint32_t> end_ids;  // sorted: the model's own end tokens (unless ignored) and the request's
+  uint64_t seed = 0;
+  bool cancelled = false;
+  std::chrono::steady_clock::time_point submitted;
+};
+
+class Sequence {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `tokenizer` may be null: events then carry no text. `kind` is the drafter the profile allows.
+  Sequence(std::shared_ptr<RequestContext> context, uint32_t choice, DraftKind kind, const CopyOptions& copy,
+           const Tokenizer* tokenizer);
+
+  RequestContext& context() { return *context_; }
+  const RequestContext& context() const { return *context_; }
+  uint32_t choice() const { return choice_; }
+
+  // The scheduler's part: where the sequence lives. -------------------------------------------------------------------
+  std::optional<uint32_t> slot;
+  std::vector<int32_t> pages;
+  bool fresh = true;  // the next plan starts the slot anew
+
+  // Rows. ---------------------------------------------------------------------------------------------------------
+  /// Tokens known (prompt and kept reply) that are not computed yet.
+  uint64_t uncomputed() const { return tokens_.size() - computed_; }
+  /// More than the last token is uncomputed: prompt rows, also of a reply that is replayed after a rank was lost.
+  bool filling() const { return uncomputed() > 1 || !started_; }
+  /// The next `rows` rows of a filling sequence.
+  void plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan);
+  /// A verify window as `choice` says.
+  void plan_window(const WidthChoice& choice, bool use_mtp, SequencePlan* plan);
+  /// What the width policy needs to know.
+  WidthRequest width_request(bool mtp_available);
+  /// Takes a pass's results: samples the wanted rows in order, keeps drafts that equal what the row before them
+  /// sampled, emits tokens. `rows[r]` are the reports of rank r that belong to this sequence, in row order. Errors are
+  /// the sampler's: the reply ends with them.
+  void take(const SequencePlan& plan, const std::vector<int32_t>& drafts,
+            const std::vector<std::vector<const RowReport*>>& rows, WidthPolicy& policy);
+
+  // Ending. -------------------------------------------------------------------------------------------------------
+  bool finished() const { return finished_; }
+  void finish(FinishReason reason, std::optional<ApiError> error = std::nullopt);
+  /// State was lost with a rank: everything is computed again from the tokens known, which gives the same bits.
+  void replay();
+
+  uint64_t length() const { return tokens_.size(); }
+  uint64_t reply_tokens() const { return tokens_.size() - context_->request.prompt.size(); }
+  uint64_t drafted() const { return stats_.drafted; }
+  uint64_t accepted() const { return stats_.accepted; }
+
+ private:
+  struct RowSample {
+    uint32_t id = 0;
+    std::optional<RowLogprobs> logprobs;
+  };
+  absl::StatusOr<RowSample> sample(const std::vector<const RowReport*>& ranks, uint64_t position);
+  /// Appends a reply token; returns false when it ended the reply.
+  bool keep(RowSample sample, TokenEvent& event);
+  bool ends_reply(uint32_t id) const;
+  void want(SequencePlan* plan, uint32_t row) const;
+
+  std::shared_ptr<RequestContext> context_;
+  const uint32_t choice_;
+  const DraftKind kind_;
+  SamplingParams sampling_;
+  std::vector<uint32_t> tokens_;  // prompt and kept reply
+  uint64_t computed_ = 0;         // rows committed or planned as certain
+  uint32_t accepted_ = 0;         // tentative rows of the last window that were kept
+  bool started_ = false;          // the reply has begun
+  TokenCounts counts_;
+  std::unique_ptr<Drafter> drafter_;
+  Draft proposal_;      // the copy drafter's guess for the next window
+  WidthChoice window_;  // of the pass in flight
+  uint32_t window_match_ = 0;
+  uint32_t idle_rounds_ = 0;
+  Acceptance acceptance_;
+  std::unique_ptr<StreamDecoder> decoder_;
+  StopMatcher stop_;
+  GenerationStats stats_;
+  bool finished_ = false;
+  Clock::time_point first_token_;
+};
+
+}  // namespace tensorfold

@@ -1,0 +1,248 @@
+#include "kernels/cpu/cpu_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "kernels/cpu/cpu_ops_impl.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/numerics/check.h"
+#include "kernels/numerics/math64.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace tensorfold {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+int usable_cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+const CpuWeight& cpu_weight(const Weight& w) { return static_cast<const CpuWeight&>(w); }
+const CpuVector& cpu_vector(const Vector& v) { return static_cast<const CpuVector&>(v); }
+
+// NaN last, larger first, lower id first.
+bool better(const Candidate& a, const Candidate& b) {
+  const bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
+  if (a_nan != b_nan) return b_nan;
+  if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
+  return a.id < b.id;
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> make_cpu_ops(const CpuOptions& options, std::string* error) {
+  const KernelTable* kernels = kernels_for(options.isa);
+  if (kernels == nullptr) {
+    std::string have = "auto";
+    for (const std::string& isa : available_isas()) have += ", " + isa;
+    *error = "instruction set '" + options.isa + "' is not available: this build on this machine has " + have;
+    return nullptr;
+  }
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    *error = "threads must be 0 (one a core) to " + std::to_string(kMaxThreads) + ", not " + std::to_string(options.threads);
+    return nullptr;
+  }
+  std::shared_ptr<ThreadPool> pool = options.pool;
+  if (pool == nullptr) pool = std::make_shared<ThreadPool>(options.threads == 0 ? usable_cores() : options.threads);
+  return std::make_unique<CpuOps>(kernels, std::move(pool));
+}
+
+CpuOps::CpuOps(const KernelTable* kernels, std::shared_ptr<ThreadPool> pool)
+    : kernels_(kernels), pool_(std::move(pool)), worker_scratch_(static_cast<size_t>(pool_->threads())) {}
+
+std::unique_ptr<Weight> CpuOps::pack(std::span<const MatrixSource> blocks) {
+  return pack_weight(blocks, &weights_, pool_.get());
+}
+
+std::unique_ptr<Vector> CpuOps::pack_vector(std::span<const float> values) { return std::make_unique<CpuVector>(values); }
+
+Tensor CpuOps::scratch(int64_t rows, int64_t cols) {
+  const int64_t stride = round_up(cols, 16);
+  return {pass_.take(rows * stride), rows, cols, stride};
+}
+
+void CpuOps::begin_pass() { pass_.reset(); }
+
+Tensor CpuOps::persistent(int64_t rows, int64_t cols) {
+  const int64_t stride = round_up(cols, 16);
+  persistent_.push_back(std::make_unique<MemoryBlock>(rows * stride * 4));
+  return {persistent_.back()->floats(), rows, cols, stride};
+}
+
+void CpuOps::upload(std::span<const float> host, Tensor dst) {
+  kernel_check(static_cast<int64_t>(host.size()) == dst.rows * dst.cols, "upload: size differs");
+  for (int64_t r = 0; r < dst.rows; ++r) {
+    std::memcpy(dst.data + r * dst.stride, host.data() + r * dst.cols, static_cast<size_t>(dst.cols) * 4);
+  }
+}
+
+void CpuOps::download(Tensor src, std::span<float> host) {
+  kernel_check(static_cast<int64_t>(host.size()) == src.rows * src.cols, "download: size differs");
+  for (int64_t r = 0; r < src.rows; ++r) {
+    std::memcpy(host.data() + r * src.cols, src.data + r * src.stride, static_cast<size_t>(src.cols) * 4);
+  }
+}
+
+void CpuOps::embed(const Weight& table, std::span<const int32_t> ids, Tensor out) {
+  const CpuWeight& w = cpu_weight(table);
+  kernel_check(static_cast<int64_t>(ids.size()) == out.rows && out.cols == w.in_features(), "embed: shapes differ");
+  for_pieces(out.rows, std::min(out.cols, kPieceColumns), [&](int64_t r, int64_t, int64_t) {
+    const CpuWeight::Segment& segment = w.segment_of_row(ids[static_cast<size_t>(r)]);
+    kernels_->dequantise_row(segment.view, ids[static_cast<size_t>(r)] - segment.first_row, out.data + r * out.stride);
+  });
+}
+
+void CpuOps::matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel_end, Tensor x, Tensor out, int worker) {
+  for (const CpuWeight::Segment& s : w.segments()) {
+    const int64_t begin = std::max(panel_begin - s.first_panel, int64_t{0});
+    const int64_t end = std::min(panel_end - s.first_panel, s.panels);
+    if (begin >= end) continue;
+    std::unique_ptr<MemoryBlock>& scratch = worker_scratch_[static_cast<size_t>(worker)];
+    const int64_t bytes = kernels_->matmul_scratch_floats(s.view) * 4;
+    if (scratch == nullptr || scratch->size() < bytes) scratch = std::make_unique<MemoryBlock>(bytes);
+    kernels_->matmul(s.view, begin, end, x.data, x.stride, x.rows, out.data + s.first_row, out.stride, scratch->floats());
+  }
+}
+
+void CpuOps::matmul(const Weight& weight, Tensor x, Tensor out) {
+  const CpuWeight& w = cpu_weight(weight);
+  kernel_check(x.cols == w.in_features() && out.cols == w.out_features() && x.rows == out.rows, "matmul: shapes differ");
+  if (x.rows == 0) return;
+  // Work is cut by outputs only: blocks of input rows (that stay in the second-level cache) times runs of panels.
+  constexpr int64_t kInputBytes = 384 * 1024, kRunBytes = 64 * 1024;
+  const int64_t row_block = std::clamp<int64_t>(kInputBytes / (x.cols * 4) / 12 * 12, 24, 240);
+  const int64_t row_blocks = (x.rows + row_block - 1) / row_block;
+  const int64_t threads = pool_->threads();
+  int64_t run = std::max<int64_t>(4, round_up(w.panels() / (threads * 4), 4));
+  if (x.rows > 1) run = std::min<int64_t>(run, 16);
+  const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / w.panels());
+  if (x.rows <= 4) run = std::max(run, round_up(std::min(kRunBytes / panel_bytes, w.panels() / threads), 4));
+  const int64_t runs = (w.panels() + run - 1) / run;
+  pool_->parallel_for(row_blocks * runs, 1, [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i / runs * row_block, rows = std::min(row_block, x.rows - first);
+      const int64_t panel = i % runs * run;
+      matmul_range(w, panel, std::min(panel + run, w.panels()), x.row_range(first, rows), out.row_range(first, rows), worker);
+    }
+  });
+}
+
+void CpuOps::rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) {
+  const CpuVector& w = cpu_vector(weight);
+  kernel_check(x.cols == heads * w.size() && out.cols == x.cols && out.rows == x.rows, "rms_norm: shapes differ");
+  pool_->parallel_for(x.rows, std::max<int64_t>(1, kPieceElements / x.cols), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      kernels_->rms_norm(x.data + r * x.stride, heads, w.size(), w.data(), eps, out.data + r * out.stride);
+    }
+  });
+}
+
+void CpuOps::add(Tensor a, Tensor b, Tensor out) {
+  kernel_check(a.rows == b.rows && a.cols == b.cols && a.rows == out.rows && a.cols == out.cols, "add: shapes differ");
+  for_pieces(a.rows, a.cols, [&](int64_t r, int64_t c, int64_t n) {
+    kernels_->add(a.data + r * a.stride + c, b.data + r * b.stride + c, out.data + r * out.stride + c, n);
+  });
+}
+
+void CpuOps::silu_mul(Tensor gate_up, Tensor out) {
+  kernel_check(gate_up.rows == out.rows && gate_up.cols == 2 * out.cols, "silu_mul: shapes differ");
+  for_pieces(out.rows, out.cols, [&](int64_t r, int64_t c, int64_t n) {
+    const float* gate = gate_up.data + r * gate_up.stride + c;
+    kernels_->silu_mul(gate, gate + out.cols, out.data + r * out.stride + c, n);
+  });
+}
+
+void CpuOps::sigmoid_mul(Tensor x, Tensor gate) {
+  kernel_check(x.rows == gate.rows && x.cols == gate.cols, "sigmoid_mul: shapes differ");
+  for_pieces(x.rows, x.cols, [&](int64_t r, int64_t c, int64_t n) {
+    kernels_->sigmoid_mul(x.data + r * x.stride + c, gate.data + r * gate.stride + c, n);
+  });
+}
+
+void CpuOps::gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) {
+  kernel_check(static_cast<int64_t>(rows.size()) == dst.rows && src.cols == dst.cols, "gather_rows: shapes differ");
+  for (int64_t i = 0; i < dst.rows; ++i) {
+    const int64_t from = rows[static_cast<size_t>(i)];
+    kernel_check(from >= 0 && from < src.rows, "gather_rows: no such row");
+    std::memcpy(dst.data + i * dst.stride, src.data + from * src.stride, static_cast<size_t>(src.cols) * 4);
+  }
+}
+
+RopeTable CpuOps::rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq, double attention_factor) {
+  const int64_t rows = static_cast<int64_t>(positions.size()), pairs = static_cast<int64_t>(inv_freq.size());
+  RopeTable table{scratch(rows, pairs), scratch(rows, pairs)};
+  pool_->parallel_for(rows, std::max<int64_t>(1, 256 / std::max<int64_t>(pairs, 1)), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      const double position = static_cast<double>(positions[static_cast<size_t>(r)]);
+      for (int64_t i = 0; i < pairs; ++i) {
+        double sine, cosine;
+        sincos64(position * static_cast<double>(inv_freq[static_cast<size_t>(i)]), &sine, &cosine);
+        table.cos.data[r * table.cos.stride + i] = static_cast<float>(cosine * attention_factor);
+        table.sin.data[r * table.sin.stride + i] = static_cast<float>(sine * attention_factor);
+      }
+    }
+  });
+  return table;
+}
+
+void CpuOps::rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) {
+  const int64_t pairs = table.cos.cols;
+  kernel_check(x.cols == heads * head_dim && 2 * pairs <= head_dim && table.cos.rows == x.rows, "rope: shapes differ");
+  pool_->parallel_for(x.rows, std::max<int64_t>(1, kPieceElements / x.cols), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      kernels_->rope(x.data + r * x.stride, heads, head_dim, pairs, table.cos.data + r * table.cos.stride,
+                     table.sin.data + r * table.sin.stride);
+    }
+  });
+}
+
+std::vector<std::vector<Candidate>> CpuOps::top_candidates(Tensor logits, int32_t first_id, int64_t n) {
+  constexpr int64_t kChunk = 8192;
+  kernel_check(n >= 0, "top_candidates: negative count");
+  const int64_t chunks = (logits.cols + kChunk - 1) / kChunk;
+  std::vector<std::vector<Candidate>> part(static_cast<size_t>(logits.rows * chunks));
+  pool_->parallel_for(logits.rows * chunks, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t item = begin; n > 0 && item < end; ++item) {
+      const float* x = logits.data + item / chunks * logits.stride;
+      const int64_t from = item % chunks * kChunk, to = std::min(from + kChunk, logits.cols);
+      std::vector<Candidate>& heap = part[static_cast<size_t>(item)];  // the worst of the best in front
+      const int64_t first = std::min(to, from + n);
+      for (int64_t i = from; i < first; ++i) heap.push_back({x[i], static_cast<int32_t>(first_id + i)});
+      std::make_heap(heap.begin(), heap.end(), better);
+      for (int64_t i = first; i < to; ++i) {
+        // Ids ascend, so only a larger logit can displace one; before a NaN comes every number.
+        const float worst = heap.front().logit;
+        if (worst == worst) i = kernels_->find_greater(x, i, to, worst);
+        if (i >= to) break;
+        const Candidate next{x[i], static_cast<int32_t>(first_id + i)};
+        if (!better(next, heap.front())) continue;
+        std::pop_heap(heap.begin(), heap.end(), better);
+        heap.back() = next;
+        std::push_heap(heap.begin(), heap.end(), better);
+      }
+    }
+  });
+  std::vector<std::vector<Candidate>> rows(static_cast<size_t>(logits.rows));
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    std::vector<Candidate>& all = rows[static_cast<size_t>(r)];
+    for (int64_t c = 0; c < chunks; ++c) {
+      const std::vector<Candidate>& more = part[static_cast<size_t>(r * chunks + c)];
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    std::sort(all.begin(), all.end(), better);
+    if (static_cast<int64_t>(all.size()) > n) all.resize(static_cast<size_t>(n));
+  }
+  return rows;
+}
+
+}  // namespace tensorfold

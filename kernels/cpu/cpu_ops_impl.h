@@ -1,0 +1,132 @@
+// The CPU backend's Ops object. Private to kernels/cpu; users include cpu_ops.h.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/weights.h"
+#include "kernels/ops/ops.h"
+
+namespace tensorfold {
+
+// [layer][page][kv head][key block of 16]{keys [head_dim][16], values [16][value_stride]}, fp32. Keys lie transposed, so that
+// the 16 keys of a block are the 16 lanes of a score.
+class CpuKvCache : public KvCache {
+ public:
+  CpuKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim);
+  int64_t bytes() const override { return memory_.size(); }
+  float* layer(int64_t index) { return memory_.floats() + index * pages_ * page_floats(); }
+  const float* layer(int64_t index) const { return memory_.floats() + index * pages_ * page_floats(); }
+  int64_t layers() const { return layers_; }
+  int64_t pages() const { return pages_; }
+  int64_t kv_heads() const { return kv_heads_; }
+  int64_t head_dim() const { return head_dim_; }
+  int64_t value_stride() const { return round_up(head_dim_, 16); }
+  int64_t block_floats() const { return kKeyBlock * (head_dim_ + value_stride()); }
+  int64_t head_floats() const { return kPageTokens / kKeyBlock * block_floats(); }
+  int64_t page_floats() const { return kv_heads_ * head_floats(); }
+
+ private:
+  int64_t layers_, pages_, kv_heads_, head_dim_;
+  MemoryBlock memory_;
+};
+
+class CpuRecurrentState : public RecurrentState {
+ public:
+  explicit CpuRecurrentState(const DeltaNetShape& shape);
+  int64_t bytes() const override { return memory_.size(); }
+  void reset() override;
+
+  int64_t value_stride() const { return round_up(dv_, 16); }
+  int64_t head_floats() const { return dk_ * value_stride(); }
+  float* head(int64_t v_head) { return memory_.floats() + v_head * head_floats(); }         // S [dk, value_stride]
+  float* history(int64_t i) { return history_ + i * channels_; }                            // [taps - 1, channels], oldest first
+  float* kept_qkv(int64_t row) { return kept_ + row * (channels_ + 2 * v_heads_); }         // [channels]
+  float* kept_b(int64_t row) { return kept_qkv(row) + channels_; }                          // [v_heads]
+  float* kept_a(int64_t row) { return kept_b(row) + v_heads_; }                             // [v_heads]
+  int64_t kept = 0;  // tentative rows of the last window
+
+ private:
+  friend class CpuOps;
+  int64_t dk_, dv_, v_heads_, channels_, taps_, max_window_;
+  MemoryBlock memory_;
+  float* history_ = nullptr;
+  float* kept_ = nullptr;
+};
+
+class CpuOps : public Ops {
+ public:
+  CpuOps(const KernelTable* kernels, std::shared_ptr<ThreadPool> pool);
+
+  std::string describe() const override { return std::string("cpu/") + kernels_->name; }
+  std::string fingerprint_name() const override { return "cpu"; }
+
+  std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) override;
+  std::unique_ptr<Vector> pack_vector(std::span<const float> values) override;
+  Tensor scratch(int64_t rows, int64_t cols) override;
+  void begin_pass() override;
+  Tensor persistent(int64_t rows, int64_t cols) override;
+  void upload(std::span<const float> host, Tensor dst) override;
+  void download(Tensor src, std::span<float> host) override;
+
+  void embed(const Weight& table, std::span<const int32_t> ids, Tensor out) override;
+  void matmul(const Weight& w, Tensor x, Tensor out) override;
+  void rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) override;
+  void add(Tensor a, Tensor b, Tensor out) override;
+  void silu_mul(Tensor gate_up, Tensor out) override;
+  void sigmoid_mul(Tensor x, Tensor gate) override;
+  void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override;
+  RopeTable rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
+                       double attention_factor) override;
+  void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) override;
+
+  std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override;
+  std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) override;
+  void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, std::span<const RowGroup> groups) override;
+  void attention(const KvCache& cache, int64_t layer, const AttentionArgs& args) override;
+  void delta_net(const DeltaNetArgs& args) override;
+  std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
+
+ private:
+  struct AttentionPlan;
+  struct DeltaRun;
+
+  // body(row, first column, columns) over a [rows, cols] tensor, in pieces that are worth a thread.
+  template <typename Body>
+  void for_pieces(int64_t rows, int64_t cols, const Body& body);
+  void matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel_end, Tensor x, Tensor out, int worker);
+  AttentionPlan plan_attention(const CpuKvCache& cache, int64_t layer, const AttentionArgs& args);
+  DeltaRun start_delta_run(const DeltaNetArgs& args);
+  void delta_inputs(const DeltaNetArgs& args, const DeltaRun& run);
+  void delta_heads(const DeltaNetArgs& args, const DeltaRun& run);
+
+  const KernelTable* kernels_;
+  std::shared_ptr<ThreadPool> pool_;
+  BlockArena weights_;
+  ScratchArena pass_;
+  std::vector<std::unique_ptr<MemoryBlock>> persistent_;
+  std::vector<std::unique_ptr<MemoryBlock>> worker_scratch_;  // one a thread
+};
+
+/// Columns of a tensor handled at once by elementwise operations; work below this stays on the calling thread.
+inline constexpr int64_t kPieceColumns = 4096;
+inline constexpr int64_t kPieceElements = 16384;
+
+template <typename Body>
+void CpuOps::for_pieces(int64_t rows, int64_t cols, const Body& body) {
+  const int64_t across = (cols + kPieceColumns - 1) / kPieceColumns;
+  const int64_t columns = across <= 1 ? cols : kPieceColumns;
+  const int64_t grain = columns < 1 ? 1 : (kPieceElements + columns - 1) / columns;
+  pool_->parallel_for(rows * across, grain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % across * columns;
+      body(i / across, first, cols - first < columns ? cols - first : columns);
+    }
+  });
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,63 @@
+// The kernels, written once: every isa_*.cc defines TF_ISA (its own namespace), includes its vec_*.h and then this. All of
+// it lives in that namespace, so that no function compiled for one instruction set can be linked in place of another's.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/kernel_table.h"
+
+// Unrolls the loop that follows: register tiles must be indexed by constants.
+#if defined(__clang__)
+#define TF_UNROLL(n) _Pragma("unroll")
+#else
+#define TF_UNROLL_TEXT(text) _Pragma(#text)
+#define TF_UNROLL(n) TF_UNROLL_TEXT(GCC unroll n)
+#endif
+
+namespace tensorfold::TF_ISA {
+inline constexpr int64_t kAttentionPage = 64;    // kPageTokens
+inline constexpr int64_t kAttentionSplit = 512;  // kKeySplit
+inline constexpr int kPrefetchInputs = 2;        // up to here a product waits for memory, and fetches ahead
+inline constexpr int64_t kPrefetchBlocks = 32;   // k blocks that a single row's weights are fetched ahead
+}  // namespace tensorfold::TF_ISA
+
+// In this order: each uses the ones before.
+// clang-format off
+#include "kernels/cpu/vec_math.h"
+#include "kernels/cpu/impl_rowwise.h"
+#include "kernels/cpu/impl_matmul.h"
+#include "kernels/cpu/impl_attention.h"
+#include "kernels/cpu/impl_delta_net.h"
+// clang-format on
+
+namespace tensorfold::TF_ISA {
+
+inline KernelTable make_table(const char* name) {
+  KernelTable t;
+  t.name = name;
+  t.matmul = matmul;
+  t.matmul_scratch_floats = matmul_scratch_floats;
+  t.dequantise_row = dequantise_row;
+  t.rms_norm = rms_norm;
+  t.l2_norm = l2_norm;
+  t.add = add;
+  t.silu_mul = silu_mul;
+  t.sigmoid_mul = sigmoid_mul;
+  t.rope = rope;
+  t.attention_split = attention_split;
+  t.attention_merge = attention_merge;
+  t.attention_finish = attention_finish;
+  t.conv_silu = conv_silu;
+  t.delta_gates = delta_gates;
+  t.delta_step = delta_step;
+  t.delta_output = delta_output;
+  t.find_greater = find_greater;
+  t.exp = exp_lanes;
+  t.sigmoid = sigmoid_lanes;
+  t.softplus = softplus_lanes;
+  t.read_all = read_all;
+  t.burn_fma = burn_fma;
+  return t;
+}
+
+}  // namespace tensorfold::TF_ISA

@@ -1,0 +1,207 @@
+#include "kernels/cpu/weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/numerics/check.h"
+
+namespace tensorfold {
+namespace {
+
+int64_t element_bytes(WeightFormat format) { return format == WeightFormat::kF32 ? 4 : 2; }
+
+void check_source(const MatrixSource& s) {
+  kernel_check(s.rows >= 0 && s.cols >= 1 && s.data != nullptr, "pack: empty matrix");
+  if (s.format != WeightFormat::kMlxAffine) {
+    kernel_check(s.row_bytes >= s.cols * element_bytes(s.format), "pack: row shorter than its columns");
+    return;
+  }
+  kernel_check(s.bits >= 2 && s.bits <= 8 && s.bits != 7, "pack: affine weights have 2, 3, 4, 5, 6 or 8 bits");
+  kernel_check(s.group == 32 || s.group == 64 || s.group == 128, "pack: affine groups have 32, 64 or 128 columns");
+  kernel_check(s.cols % s.group == 0, "pack: affine columns must be whole groups");
+  kernel_check(s.scales != nullptr && s.biases != nullptr && s.scale_format != WeightFormat::kMlxAffine,
+               "pack: affine weights need scales and biases");
+}
+
+PanelView make_view(const MatrixSource& s) {
+  PanelView v;
+  v.rows = s.rows;
+  v.cols = s.cols;
+  v.k_blocks = (s.cols + 15) / 16;
+  if (s.format != WeightFormat::kMlxAffine) {
+    v.kind = s.format == WeightFormat::kF32    ? PanelKind::kF32
+             : s.format == WeightFormat::kBf16 ? PanelKind::kBf16
+                                               : PanelKind::kF16;
+    v.panel_bytes = v.k_blocks * kPanelRows * 16 * element_bytes(s.format);
+    return v;
+  }
+  v.kind = PanelKind::kAffine;
+  v.bits = s.bits;
+  v.group_blocks = s.group / 16;
+  v.bf16_scales = s.scale_format == WeightFormat::kBf16;
+  v.group_bytes = 2 * kPanelRows * (v.bf16_scales ? 2 : 4) + v.group_blocks * kPanelRows * 2 * s.bits;
+  v.panel_bytes = s.cols / s.group * v.group_bytes;
+  return v;
+}
+
+float widen_half(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff;
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Plain formats: 32 or 64 bytes of each row a k block; the last block of a row may be short.
+void pack_plain_panel(const MatrixSource& s, const PanelView& v, int64_t panel, uint8_t* out) {
+  const int64_t element = element_bytes(s.format), run = 16 * element;
+  for (int64_t r = 0; r < kPanelRows; ++r) {
+    const int64_t row = panel * kPanelRows + r;
+    uint8_t* at = out + r * run;
+    if (row >= v.rows) {
+      for (int64_t i = 0; i < v.k_blocks; ++i, at += kPanelRows * run) std::memset(at, 0, static_cast<size_t>(run));
+      continue;
+    }
+    const std::byte* from = s.data + row * s.row_bytes;
+    const int64_t total = v.cols * element;
+    for (int64_t i = 0; i < v.k_blocks; ++i, at += kPanelRows * run) {
+      const int64_t have = std::min(run, total - i * run);
+      std::memcpy(at, from + i * run, static_cast<size_t>(have));
+      if (have < run) std::memset(at + have, 0, static_cast<size_t>(run - have));
+    }
+  }
+}
+
+// The 16 codes of columns 16 * block … of one row: an LSB-first bit stream (32-bit little-endian words are the same bytes).
+void read_codes(const std::byte* row, int bits, int64_t block, uint8_t* codes) {
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(row) + block * 2 * bits;  // 16 * bits / 8
+  for (int l = 0; l < 16; ++l) {
+    const int first = l * bits, byte = first / 8;
+    uint32_t word = p[byte];
+    if (first % 8 + bits > 8) word |= static_cast<uint32_t>(p[byte + 1]) << 8;
+    codes[l] = static_cast<uint8_t>((word >> (first % 8)) & ((1u << bits) - 1));
+  }
+}
+
+void write_plane(const uint8_t* codes, int shift, int bits, uint8_t* out) {
+  uint64_t word = 0;
+  for (int l = 0; l < 16; ++l) {
+    const uint64_t part = (codes[l] >> shift) & ((1u << bits) - 1);
+    word |= part << (bits == 4 ? 32 * (l % 2) + 4 * (l / 2) : bits * l);
+  }
+  for (int i = 0; i < 2 * bits; ++i) out[i] = static_cast<uint8_t>(word >> (8 * i));
+}
+
+void write_codes(const uint8_t* codes, int bits, uint8_t* out) {
+  if (bits == 8) {
+    std::memcpy(out, codes, 16);
+    return;
+  }
+  const int low = bits >= 4 ? 4 : 2;
+  write_plane(codes, 0, low, out);
+  if (bits > low) write_plane(codes, low, bits - low, out + 2 * low);
+}
+
+void write_scale(const MatrixSource& s, const std::byte* from, int64_t index, bool bf16, uint8_t* out) {
+  if (bf16) {
+    std::memcpy(out, from + 2 * index, 2);
+  } else if (s.scale_format == WeightFormat::kF32) {
+    std::memcpy(out, from + 4 * index, 4);
+  } else {
+    uint16_t half;
+    std::memcpy(&half, from + 2 * index, 2);
+    const float value = widen_half(half);
+    std::memcpy(out, &value, 4);
+  }
+}
+
+void pack_affine_panel(const MatrixSource& s, const PanelView& v, int64_t panel, uint8_t* out) {
+  std::memset(out, 0, static_cast<size_t>(v.panel_bytes));
+  const int64_t scale_bytes = v.bf16_scales ? 2 : 4, codes_at = 2 * kPanelRows * scale_bytes;
+  for (int64_t r = 0; r < kPanelRows && panel * kPanelRows + r < v.rows; ++r) {
+    const int64_t row = panel * kPanelRows + r;
+    const std::byte* data = s.data + row * s.row_bytes;
+    const std::byte* scales = s.scales + row * s.scale_row_bytes;
+    const std::byte* biases = s.biases + row * s.scale_row_bytes;
+    for (int64_t g = 0; g < v.cols / s.group; ++g) {
+      uint8_t* group = out + g * v.group_bytes;
+      write_scale(s, scales, g, v.bf16_scales, group + r * scale_bytes);
+      write_scale(s, biases, g, v.bf16_scales, group + (kPanelRows + r) * scale_bytes);
+      for (int64_t i = 0; i < v.group_blocks; ++i) {
+        uint8_t codes[16];
+        read_codes(data, s.bits, g * v.group_blocks + i, codes);
+        write_codes(codes, s.bits, group + codes_at + (i * kPanelRows + r) * 2 * s.bits);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const CpuWeight::Segment& CpuWeight::segment_of_row(int64_t row) const {
+  kernel_check(row >= 0 && row < rows_, "weight: no such row");
+  size_t i = segments_.size() - 1;
+  while (segments_[i].first_row > row) --i;
+  return segments_[i];
+}
+
+std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, BlockArena* arena, ThreadPool* pool) {
+  kernel_check(!blocks.empty(), "pack: no blocks");
+  auto weight = std::make_unique<CpuWeight>();
+  weight->cols_ = blocks[0].cols;
+  for (const MatrixSource& source : blocks) {
+    check_source(source);
+    kernel_check(source.cols == weight->cols_, "pack: stacked blocks must have equal columns");
+    if (source.rows == 0) continue;
+    CpuWeight::Segment segment;
+    segment.view = make_view(source);
+    segment.first_row = weight->rows_;
+    segment.first_panel = weight->panels_;
+    segment.panels = (source.rows + kPanelRows - 1) / kPanelRows;
+    segment.memory = arena->take(segment.panels * segment.view.panel_bytes);
+    uint8_t* data = reinterpret_cast<uint8_t*>(segment.memory.data);
+    segment.view.data = data;
+    const PanelView& view = segment.view;
+    pool->parallel_for(segment.panels, 16, [&](int64_t begin, int64_t end, int) {
+      for (int64_t p = begin; p < end; ++p) {
+        uint8_t* out = data + p * view.panel_bytes;
+        if (view.kind == PanelKind::kAffine) {
+          pack_affine_panel(source, view, p, out);
+        } else {
+          pack_plain_panel(source, view, p, out);
+        }
+      }
+    });
+    weight->rows_ += source.rows;
+    weight->panels_ += segment.panels;
+    weight->bytes_ += segment.panels * view.panel_bytes;
+    weight->segments_.push_back(std::move(segment));
+  }
+  kernel_check(weight->rows_ > 0, "pack: no rows");
+  return weight;
+}
+
+CpuVector::CpuVector(std::span<const float> values)
+    : size_(static_cast<int64_t>(values.size())), memory_(static_cast<int64_t>(values.size_bytes())) {
+  std::copy(values.begin(), values.end(), memory_.floats());
+}
+
+const float* CpuVector::transposed(int64_t inner) const {
+  std::call_once(once_, [&] {
+    kernel_check(inner >= 1 && size_ % inner == 0, "vector: not a whole number of rows");
+    const int64_t outer = size_ / inner;
+    transposed_ = std::make_unique<MemoryBlock>(size_ * 4);
+    inner_ = inner;
+    for (int64_t o = 0; o < outer; ++o) {
+      for (int64_t i = 0; i < inner; ++i) transposed_->floats()[i * outer + o] = data()[o * inner + i];
+    }
+  });
+  kernel_check(inner == inner_, "vector: transposed with another width before");
+  return transposed_->floats();
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,72 @@
+// Packed weights of the CPU backend.
+//
+// A weight is a list of segments (one a MatrixSource), each a list of panels of 4 rows, zero-padded. Columns go in blocks
+// of 16, the lanes of a sum. Layout of a panel, front to back in the order of reading:
+//   f32, bf16, f16: for each k block: 4 rows x 16 values, as stored in the checkpoint.
+//   affine: for each quantisation group: 4 scales, 4 biases (bf16 if the checkpoint's are, else fp32), then for each k block
+//     4 rows x codes of 16 values. Codes are planes of bits: 8 bits: 16 bytes, one a lane; otherwise the low plane of 4 or 2
+//     bits, then the rest as a plane of 2 or 1 bits. In a 4-bit plane (8 bytes) lane l is at bit 32 (l % 2) + 4 (l / 2);
+//     in a 2-bit (4 bytes) or 1-bit plane (2 bytes) at bit 2 l or l.
+// The layout is the same for every instruction set.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/ops/ops.h"
+
+namespace tensorfold {
+
+class CpuWeight : public Weight {
+ public:
+  struct Segment {
+    PanelView view;
+    int64_t first_row = 0;    // output column of the segment's first row
+    int64_t first_panel = 0;  // panels of the segments before it
+    int64_t panels = 0;
+    SharedSpan memory;
+  };
+
+  int64_t out_features() const override { return rows_; }
+  int64_t in_features() const override { return cols_; }
+  int64_t bytes() const override { return bytes_; }
+  int64_t panels() const { return panels_; }
+  const std::vector<Segment>& segments() const { return segments_; }
+  /// The segment that holds row `row`.
+  const Segment& segment_of_row(int64_t row) const;
+
+ private:
+  friend std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource>, BlockArena*, ThreadPool*);
+  int64_t rows_ = 0;
+  int64_t cols_ = 0;
+  int64_t bytes_ = 0;
+  int64_t panels_ = 0;
+  std::vector<Segment> segments_;
+};
+
+/// Copies the blocks (equal cols, at least one) into panels, with all threads of the pool.
+std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, BlockArena* arena, ThreadPool* pool);
+
+class CpuVector : public Vector {
+ public:
+  explicit CpuVector(std::span<const float> values);
+  int64_t size() const override { return size_; }
+  const float* data() const { return memory_.floats(); }
+  /// The vector seen as [size / inner, inner], transposed to [inner, size / inner]. Made at the first call, kept. Always
+  /// called with the same `inner`. Thread-safe.
+  const float* transposed(int64_t inner) const;
+
+ private:
+  int64_t size_ = 0;
+  MemoryBlock memory_;
+  mutable std::once_flag once_;
+  mutable std::unique_ptr<MemoryBlock> transposed_;
+  mutable int64_t inner_ = 0;
+};
+
+}  // namespace tensorfold

@@ -1,0 +1,106 @@
+#include "kernels/reference/negative_control.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tensorfold {
+namespace {
+
+class SplitWeight : public Weight {
+ public:
+  std::unique_ptr<Weight> whole;
+  std::unique_ptr<Weight> first;   // columns [0, cut); null when the matrix is too narrow to cut
+  std::unique_ptr<Weight> second;  // columns [cut, cols)
+  int64_t cut = 0;
+
+  int64_t out_features() const override { return whole->out_features(); }
+  int64_t in_features() const override { return whole->in_features(); }
+  int64_t bytes() const override { return whole->bytes(); }
+};
+
+class NegativeControl : public Ops {
+ public:
+  explicit NegativeControl(std::unique_ptr<Ops> inner) : inner_(std::move(inner)) {}
+
+  std::string describe() const override { return "negative-control/" + inner_->describe(); }
+  std::string fingerprint_name() const override { return "negative-control"; }
+
+  std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) override {
+    auto weight = std::make_unique<SplitWeight>();
+    weight->whole = inner_->pack(blocks);
+    int64_t unit = 1;
+    for (const MatrixSource& block : blocks) unit = std::max(unit, block.column_unit());  // powers of two
+    const int64_t cols = blocks.front().cols, cut = cols / 2 / unit * unit;
+    if (cut == 0) return weight;
+    std::vector<MatrixSource> left, right;
+    for (const MatrixSource& block : blocks) {
+      left.push_back(block.slice_cols(0, cut));
+      right.push_back(block.slice_cols(cut, cols - cut));
+    }
+    weight->first = inner_->pack(left);
+    weight->second = inner_->pack(right);
+    weight->cut = cut;
+    return weight;
+  }
+
+  void matmul(const Weight& w, Tensor x, Tensor out) override {
+    const auto& weight = static_cast<const SplitWeight&>(w);
+    if (x.rows <= 1 || weight.first == nullptr) return inner_->matmul(*weight.whole, x, out);
+    const Tensor other = inner_->scratch(out.rows, out.cols);
+    inner_->matmul(*weight.first, x.columns(0, weight.cut), out);
+    inner_->matmul(*weight.second, x.columns(weight.cut, x.cols - weight.cut), other);
+    inner_->add(out, other, out);
+  }
+
+  void embed(const Weight& table, std::span<const int32_t> ids, Tensor out) override {
+    inner_->embed(*static_cast<const SplitWeight&>(table).whole, ids, out);
+  }
+
+  std::unique_ptr<Vector> pack_vector(std::span<const float> values) override { return inner_->pack_vector(values); }
+  Tensor scratch(int64_t rows, int64_t cols) override { return inner_->scratch(rows, cols); }
+  void begin_pass() override { inner_->begin_pass(); }
+  Tensor persistent(int64_t rows, int64_t cols) override { return inner_->persistent(rows, cols); }
+  void upload(std::span<const float> host, Tensor dst) override { inner_->upload(host, dst); }
+  void download(Tensor src, std::span<float> host) override { inner_->download(src, host); }
+  void rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) override {
+    inner_->rms_norm(x, heads, weight, eps, out);
+  }
+  void add(Tensor a, Tensor b, Tensor out) override { inner_->add(a, b, out); }
+  void silu_mul(Tensor gate_up, Tensor out) override { inner_->silu_mul(gate_up, out); }
+  void sigmoid_mul(Tensor x, Tensor gate) override { inner_->sigmoid_mul(x, gate); }
+  void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override { inner_->gather_rows(src, rows, dst); }
+  RopeTable rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
+                       double attention_factor) override {
+    return inner_->rope_table(positions, inv_freq, attention_factor);
+  }
+  void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) override {
+    inner_->rope(x, heads, head_dim, table);
+  }
+  std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override {
+    return inner_->make_kv_cache(layers, pages, kv_heads, head_dim);
+  }
+  std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) override {
+    return inner_->make_recurrent_state(shape);
+  }
+  void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, std::span<const RowGroup> groups) override {
+    inner_->kv_write(cache, layer, k, v, groups);
+  }
+  void attention(const KvCache& cache, int64_t layer, const AttentionArgs& args) override {
+    inner_->attention(cache, layer, args);
+  }
+  void delta_net(const DeltaNetArgs& args) override { inner_->delta_net(args); }
+  std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override {
+    return inner_->top_candidates(logits, first_id, n);
+  }
+
+ private:
+  std::unique_ptr<Ops> inner_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> make_negative_control(std::unique_ptr<Ops> inner) {
+  return std::make_unique<NegativeControl>(std::move(inner));
+}
+
+}  // namespace tensorfold

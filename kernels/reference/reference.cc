@@ -1,0 +1,213 @@
+#include "kernels/reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace tensorfold {
+namespace {
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+double silu(double x) { return x * sigmoid(x); }
+double softplus(double x) { return x > 30 ? x : std::log1p(std::exp(x)); }
+
+// Value `index` of an unquantised array.
+float plain_value(const std::byte* data, int64_t index, WeightFormat format) {
+  if (format == WeightFormat::kF32) {
+    float x;
+    std::memcpy(&x, data + 4 * index, 4);
+    return x;
+  }
+  uint16_t half;
+  std::memcpy(&half, data + 2 * index, 2);
+  if (format == WeightFormat::kBf16) {
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+  }
+  const int sign = half >> 15, exponent = half >> 10 & 31, mantissa = half & 1023;
+  double magnitude = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  if (exponent == 31) magnitude = mantissa == 0 ? HUGE_VAL : std::nan("");
+  return static_cast<float>(sign != 0 ? -magnitude : magnitude);
+}
+
+// Code `index` of a row, bit by bit from the least significant one.
+int affine_code(const std::byte* row, int64_t index, int bits) {
+  int code = 0;
+  for (int b = 0; b < bits; ++b) {
+    const int64_t at = index * bits + b;
+    if ((row[at / 8] & (std::byte{1} << (at % 8))) != std::byte{0}) code |= 1 << b;
+  }
+  return code;
+}
+
+}  // namespace
+
+RefMatrix ref_dequantise(const MatrixSource& s) {
+  RefMatrix out(s.rows, s.cols);
+  for (int64_t r = 0; r < s.rows; ++r) {
+    for (int64_t c = 0; c < s.cols; ++c) {
+      if (s.format != WeightFormat::kMlxAffine) {
+        out.at(r, c) = plain_value(s.data + r * s.row_bytes, c, s.format);
+        continue;
+      }
+      const float scale = plain_value(s.scales + r * s.scale_row_bytes, c / s.group, s.scale_format);
+      const float bias = plain_value(s.biases + r * s.scale_row_bytes, c / s.group, s.scale_format);
+      out.at(r, c) = std::fma(scale, static_cast<float>(affine_code(s.data + r * s.row_bytes, c, s.bits)), bias);
+    }
+  }
+  return out;
+}
+
+RefMatrix ref_matmul(const RefMatrix& w, const RefMatrix& x, RefMatrix* magnitude) {
+  RefMatrix out(x.rows, w.rows);
+  if (magnitude != nullptr) *magnitude = RefMatrix(x.rows, w.rows);
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t n = 0; n < w.rows; ++n) {
+      for (int64_t k = 0; k < w.cols; ++k) {
+        out.at(r, n) += w.at(n, k) * x.at(r, k);
+        if (magnitude != nullptr) magnitude->at(r, n) += std::abs(w.at(n, k) * x.at(r, k));
+      }
+    }
+  }
+  return out;
+}
+
+RefMatrix ref_rms_norm(const RefMatrix& x, int64_t heads, std::span<const float> weight, double eps) {
+  RefMatrix out(x.rows, x.cols);
+  const int64_t dim = x.cols / heads;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t h = 0; h < heads; ++h) {
+      double squares = 0;
+      for (int64_t i = 0; i < dim; ++i) squares += x.at(r, h * dim + i) * x.at(r, h * dim + i);
+      const double factor = 1.0 / std::sqrt(squares / static_cast<double>(dim) + eps);
+      for (int64_t i = 0; i < dim; ++i) out.at(r, h * dim + i) = x.at(r, h * dim + i) * factor * weight[static_cast<size_t>(i)];
+    }
+  }
+  return out;
+}
+
+RefMatrix ref_silu_mul(const RefMatrix& gate_up) {
+  const int64_t n = gate_up.cols / 2;
+  RefMatrix out(gate_up.rows, n);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    for (int64_t i = 0; i < n; ++i) out.at(r, i) = silu(gate_up.at(r, i)) * gate_up.at(r, n + i);
+  }
+  return out;
+}
+
+RefMatrix ref_sigmoid_mul(const RefMatrix& x, const RefMatrix& gate) {
+  RefMatrix out = x;
+  for (size_t i = 0; i < out.v.size(); ++i) out.v[i] *= sigmoid(gate.v[i]);
+  return out;
+}
+
+RefMatrix ref_rope(const RefMatrix& x, int64_t heads, std::span<const int64_t> positions, std::span<const float> inv_freq,
+                   double attention_factor) {
+  RefMatrix out = x;
+  const int64_t dim = x.cols / heads, pairs = static_cast<int64_t>(inv_freq.size());
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t i = 0; i < pairs; ++i) {
+      const double angle = static_cast<double>(positions[static_cast<size_t>(r)]) * inv_freq[static_cast<size_t>(i)];
+      const double c = std::cos(angle) * attention_factor, s = std::sin(angle) * attention_factor;
+      for (int64_t h = 0; h < heads; ++h) {
+        const double a = x.at(r, h * dim + i), b = x.at(r, h * dim + pairs + i);
+        out.at(r, h * dim + i) = a * c - b * s;
+        out.at(r, h * dim + pairs + i) = b * c + a * s;
+      }
+    }
+  }
+  return out;
+}
+
+RefMatrix ref_attention(const RefMatrix& q, const RefMatrix& keys, const RefMatrix& values, int64_t heads, int64_t head_dim,
+                        std::span<const int32_t> kv_head_of, int64_t first_position, double scale) {
+  RefMatrix out(q.rows, q.cols);
+  for (int64_t r = 0; r < q.rows; ++r) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t kv = kv_head_of[static_cast<size_t>(h)] * head_dim, visible = first_position + r + 1;
+      std::vector<double> score(static_cast<size_t>(visible));
+      double largest = -HUGE_VAL, sum = 0;
+      for (int64_t j = 0; j < visible; ++j) {
+        double dot = 0;
+        for (int64_t d = 0; d < head_dim; ++d) dot += q.at(r, h * head_dim + d) * keys.at(j, kv + d);
+        score[static_cast<size_t>(j)] = dot * scale;
+        largest = std::max(largest, dot * scale);
+      }
+      for (double& s : score) sum += s = std::exp(s - largest);
+      for (int64_t d = 0; d < head_dim; ++d) {
+        double o = 0;
+        for (int64_t j = 0; j < visible; ++j) o += score[static_cast<size_t>(j)] / sum * values.at(j, kv + d);
+        out.at(r, h * head_dim + d) = o;
+      }
+    }
+  }
+  return out;
+}
+
+RefMatrix ref_delta_net(const RefDeltaInputs& in) {
+  const DeltaNetShape& s = *in.shape;
+  const int64_t rows = in.qkv.rows, channels = s.channels(), key_width = s.k_heads * s.dk;
+  RefMatrix out(rows, s.v_heads * s.dv);
+  std::vector<RefMatrix> state(static_cast<size_t>(s.v_heads), RefMatrix(s.dk, s.dv));
+  for (int64_t t = 0; t < rows; ++t) {
+    std::vector<double> u(static_cast<size_t>(channels));
+    for (int64_t c = 0; c < channels; ++c) {
+      double sum = 0;
+      for (int64_t j = 0; j < s.conv_kernel; ++j) {
+        const int64_t row = t - (s.conv_kernel - 1) + j;
+        if (row >= 0) sum += in.conv[static_cast<size_t>(c * s.conv_kernel + j)] * in.qkv.at(row, c);
+      }
+      u[static_cast<size_t>(c)] = silu(sum);
+    }
+    const auto normalised = [&](int64_t first, double scale) {
+      std::vector<double> x(u.begin() + first, u.begin() + first + s.dk);
+      double squares = 0;
+      for (double e : x) squares += e * e;
+      for (double& e : x) e *= scale / std::sqrt(squares + 1e-6);
+      return x;
+    };
+    for (int64_t h = 0; h < s.v_heads; ++h) {
+      const int64_t kh = s.k_head_of[static_cast<size_t>(h)];
+      const std::vector<double> q = normalised(kh * s.dk, 1.0 / std::sqrt(static_cast<double>(s.dk)));
+      const std::vector<double> k = normalised(key_width + kh * s.dk, 1.0);
+      const double beta = sigmoid(in.b.at(t, h));
+      const double g = std::exp(-std::exp(static_cast<double>(in.a_log[static_cast<size_t>(h)])) *
+                                softplus(in.a.at(t, h) + in.dt_bias[static_cast<size_t>(h)]));
+      RefMatrix& matrix = state[static_cast<size_t>(h)];
+      for (double& e : matrix.v) e *= g;
+      RefMatrix y(1, s.dv);
+      for (int64_t c = 0; c < s.dv; ++c) {
+        double r = 0;
+        for (int64_t i = 0; i < s.dk; ++i) r += k[static_cast<size_t>(i)] * matrix.at(i, c);
+        const double d = (u[static_cast<size_t>(2 * key_width + h * s.dv + c)] - r) * beta;
+        for (int64_t i = 0; i < s.dk; ++i) {
+          matrix.at(i, c) += k[static_cast<size_t>(i)] * d;
+          y.at(0, c) += q[static_cast<size_t>(i)] * matrix.at(i, c);
+        }
+      }
+      const RefMatrix normed = ref_rms_norm(y, 1, in.norm, in.eps);
+      for (int64_t c = 0; c < s.dv; ++c) out.at(t, h * s.dv + c) = normed.at(0, c) * silu(in.z.at(t, h * s.dv + c));
+    }
+  }
+  return out;
+}
+
+std::vector<std::vector<Candidate>> ref_top_candidates(const std::vector<std::vector<float>>& logits, int32_t first_id,
+                                                       int64_t n) {
+  std::vector<std::vector<Candidate>> rows;
+  for (const std::vector<float>& row : logits) {
+    std::vector<Candidate> all;
+    for (size_t i = 0; i < row.size(); ++i) all.push_back({row[i], first_id + static_cast<int32_t>(i)});
+    std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
+      if (std::isnan(a.logit) || std::isnan(b.logit)) return !std::isnan(a.logit);
+      return a.logit > b.logit;
+    });
+    all.resize(std::min(all.size(), static_cast<size_t>(n)));
+    rows.push_back(std::move(all));
+  }
+  return rows;
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,56 @@
+// The operations once more in double precision, as plain loops: what the fast backends are compared with in tests.
+//
+// Nothing here is fast, blocked or clever, and nothing is shared with the backends except the numbers' definition.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/ops/ops.h"
+
+namespace tensorfold {
+
+/// Row-major [rows, cols] in double precision.
+struct RefMatrix {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  std::vector<double> v;
+
+  RefMatrix() = default;
+  RefMatrix(int64_t r, int64_t c) : rows(r), cols(c), v(static_cast<size_t>(r * c)) {}
+  double& at(int64_t r, int64_t c) { return v[static_cast<size_t>(r * cols + c)]; }
+  double at(int64_t r, int64_t c) const { return v[static_cast<size_t>(r * cols + c)]; }
+};
+
+/// The fp32 values that a weight is by definition (contract, section 3), held as doubles.
+RefMatrix ref_dequantise(const MatrixSource& source);
+
+/// [x.rows, w.rows]: out[r, n] = sum_k w[n, k] x[r, k]. If `magnitude` is set: the same with absolute values, for bounds.
+RefMatrix ref_matmul(const RefMatrix& w, const RefMatrix& x, RefMatrix* magnitude = nullptr);
+
+RefMatrix ref_rms_norm(const RefMatrix& x, int64_t heads, std::span<const float> weight, double eps);
+/// gate_up [rows, 2 n] -> [rows, n].
+RefMatrix ref_silu_mul(const RefMatrix& gate_up);
+RefMatrix ref_sigmoid_mul(const RefMatrix& x, const RefMatrix& gate);
+RefMatrix ref_rope(const RefMatrix& x, int64_t heads, std::span<const int64_t> positions, std::span<const float> inv_freq,
+                   double attention_factor);
+
+/// One sequence: q row i is at position first_position + i; keys and values [positions, kv_heads * head_dim] from 0.
+RefMatrix ref_attention(const RefMatrix& q, const RefMatrix& keys, const RefMatrix& values, int64_t heads, int64_t head_dim,
+                        std::span<const int32_t> kv_head_of, int64_t first_position, double scale);
+
+/// A gated delta net over a whole sequence from the empty state: one output row [v_heads * dv] for each input row.
+struct RefDeltaInputs {
+  const DeltaNetShape* shape = nullptr;
+  RefMatrix qkv, z, b, a;
+  std::vector<float> conv, a_log, dt_bias, norm;
+  double eps = 1e-6;
+};
+RefMatrix ref_delta_net(const RefDeltaInputs& in);
+
+/// Full sort of each row.
+std::vector<std::vector<Candidate>> ref_top_candidates(const std::vector<std::vector<float>>& logits, int32_t first_id,
+                                                       int64_t n);
+
+}  // namespace tensorfold

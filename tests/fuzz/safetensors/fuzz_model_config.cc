@@ -1,0 +1,18 @@
+// Any bytes as config.json, and after a zero byte as generation_config.json: a configuration inside its limits or an
+// error.
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "worker/checkpoint/model_config.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const size_t zero = text.find('\0');
+  const auto config = tensorfold::parse_config(
+      text.substr(0, zero), zero == std::string_view::npos ? std::string_view() : text.substr(zero + 1));
+  if (!config.ok()) return 0;
+  if (config->heads % config->kv_heads != 0 || config->layers.empty() || config->rope.dims > config->head_dim) abort();
+  (void)tensorfold::canonical_text(*config);
+  return 0;
+}

@@ -1,0 +1,212 @@
+// Families against the float64 references: logits, MTP logits and greedy continuations of every fixture, and sprout's.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <numeric>
+
+#include "worker/checkpoint/tensor_values.h"
+#include "worker/runtime/local_cluster.h"
+
+namespace tensorfold {
+namespace {
+
+const std::string kSource = TENSORFOLD_SOURCE_DIR;
+
+// Freshly generated fixtures may be tested too: TENSORFOLD_FIXTURES names a folder of such folders.
+std::vector<std::string> fixture_folders() {
+  std::vector<std::string> folders;
+  for (const char* name : {"llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit"}) {
+    folders.push_back(kSource + "/tests/fixtures/" + name);
+  }
+  if (const char* more = std::getenv("TENSORFOLD_FIXTURES"); more != nullptr) {
+    for (const auto& entry : std::filesystem::directory_iterator(more)) folders.push_back(entry.path());
+  }
+  return folders;
+}
+
+struct World {
+  std::unique_ptr<Ops> packer;
+  std::unique_ptr<ModelShards> shards;
+  std::unique_ptr<LocalCluster> cluster;
+};
+
+World open_world(const std::string& dir, int world, int64_t pages) {
+  World out;
+  auto packer = make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+  EXPECT_TRUE(packer.ok()) << packer.status();
+  out.packer = *std::move(packer);
+  auto shards = ModelShards::load_all(dir, world, *out.packer);
+  EXPECT_TRUE(shards.ok()) << shards.status();
+  if (!shards.ok()) return out;
+  out.shards = *std::move(shards);
+  LocalClusterOptions options;
+  options.backend.threads = 1;
+  options.runner.slots = 1;
+  options.runner.pages = pages;
+  auto cluster = LocalCluster::start(*out.shards, options);
+  EXPECT_TRUE(cluster.ok()) << cluster.status();
+  if (cluster.ok()) out.cluster = *std::move(cluster);
+  return out;
+}
+
+struct Rows {
+  std::map<int64_t, std::vector<float>> logits;  // by position
+  std::map<int64_t, std::vector<float>> mtp;     // by pair
+};
+
+void put(std::map<int64_t, std::vector<float>>& rows, int64_t at, int64_t vocab, const RowReport& part) {
+  std::vector<float>& row = rows[at];
+  row.resize(static_cast<size_t>(vocab));
+  std::copy(part.logits.begin(), part.logits.end(), row.begin() + part.first_id);
+}
+
+// All positions' logits of a token sequence, read in chunks.
+Rows run_tokens(World& world, const std::vector<int64_t>& ids, int64_t chunk) {
+  const ModelShape& shape = world.shards->shape(0);
+  for (int rank = 0; rank < world.cluster->world(); ++rank) world.cluster->runner(rank).keep_mtp_logits(shape.has_mtp);
+  Rows rows;
+  const int64_t total = static_cast<int64_t>(ids.size());
+  for (int64_t at = 0; at < total; at += chunk) {
+    PassPlan plan;
+    SequencePlan& sequence = plan.sequences.emplace_back();
+    sequence.fresh = at == 0;
+    sequence.use_mtp = shape.has_mtp;
+    sequence.first_position = static_cast<uint64_t>(at);
+    const int64_t count = std::min(chunk, total - at);
+    for (int64_t i = 0; i < count; ++i) {
+      sequence.tokens.push_back(static_cast<int32_t>(ids[static_cast<size_t>(at + i)]));
+      sequence.wants.push_back({static_cast<uint32_t>(i), kFullRow});
+    }
+    sequence.certain = static_cast<uint32_t>(count);
+    for (int64_t page = 0; at == 0 && page <= total / kPageTokens; ++page) {
+      sequence.new_pages.push_back(static_cast<int32_t>(page));
+    }
+    const auto pass = world.cluster->executor().execute(plan);
+    EXPECT_TRUE(pass.ok()) << pass.status();
+    if (!pass.ok()) return rows;
+    for (const PassReport& report : pass->reports) {
+      for (const RowReport& part : report.rows) put(rows.logits, at + part.row, shape.vocab, part);
+    }
+    for (int rank = 0; rank < world.cluster->world(); ++rank) {
+      for (const RowReport& part : world.cluster->runner(rank).mtp_rows()) {
+        put(rows.mtp, part.row, shape.vocab, part);
+      }
+    }
+  }
+  return rows;
+}
+
+double standard_deviation(const std::vector<float>& values) {
+  const double mean = std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  double sum = 0;
+  for (const float value : values) sum += (value - mean) * (value - mean);
+  return std::sqrt(sum / static_cast<double>(values.size()));
+}
+
+// Largest difference in units of the expected logits' standard deviation.
+double worst_error(const std::vector<float>& expected, const std::vector<int64_t>& positions,
+                   const std::map<int64_t, std::vector<float>>& rows) {
+  double worst = 0;
+  const size_t vocab = expected.size() / positions.size();
+  for (size_t p = 0; p < positions.size(); ++p) {
+    const auto row = rows.find(positions[p]);
+    if (row == rows.end()) return INFINITY;
+    for (size_t i = 0; i < vocab; ++i) {
+      worst = std::max(worst, std::abs(static_cast<double>(expected[p * vocab + i]) - row->second[i]));
+    }
+  }
+  return worst / standard_deviation(expected);
+}
+
+class Expected {
+ public:
+  explicit Expected(const std::string& path) : file_(*SafetensorsFile::open(path)) {}
+  bool has(const std::string& name) const { return file_.find(name) != nullptr; }
+  std::vector<int64_t> ints(const std::string& name) const { return *read_integers(*file_.find(name)); }
+  std::vector<float> floats(const std::string& name) const { return *read_floats(*file_.find(name)); }
+
+ private:
+  SafetensorsFile file_;
+};
+
+// Protects: every family and format computes what its published definition says, to fp32 accuracy, in any chunking.
+TEST(Fixtures, LogitsAgreeWithFloat64) {
+  for (const std::string& dir : fixture_folders()) {
+    SCOPED_TRACE(dir);
+    const Expected expected(dir + "/expected.safetensors");
+    const std::vector<int64_t> ids = expected.ints("input_ids");
+    const std::vector<int64_t> positions = expected.ints("positions");
+    World world = open_world(dir, 1, static_cast<int64_t>(ids.size()) / kPageTokens + 1);
+    ASSERT_NE(world.cluster, nullptr);
+    for (const int64_t chunk : {int64_t{512}, int64_t{37}}) {
+      const Rows rows = run_tokens(world, ids, chunk);
+      const double error = worst_error(expected.floats("logits"), positions, rows.logits);
+      std::printf("%s chunk %d: worst logit error %.2e of the standard deviation\n", dir.c_str(),
+                  static_cast<int>(chunk), error);
+      EXPECT_LT(error, 2e-4);
+      if (!expected.has("mtp_logits")) continue;
+      const std::vector<int64_t> pairs(positions.begin(), positions.end() - 1);
+      const double mtp_error = worst_error(expected.floats("mtp_logits"), pairs, rows.mtp);
+      std::printf("%s chunk %d: worst MTP logit error %.2e\n", dir.c_str(), static_cast<int>(chunk), mtp_error);
+      EXPECT_LT(mtp_error, 2e-4);
+    }
+  }
+}
+
+// Protects: greedy continuations, step by step, wherever the reference's choice is not a near-tie.
+TEST(Fixtures, GreedyContinuationsAgree) {
+  for (const std::string& dir : fixture_folders()) {
+    SCOPED_TRACE(dir);
+    const Expected expected(dir + "/expected.safetensors");
+    if (!expected.has("greedy")) continue;
+    std::vector<int64_t> ids = expected.ints("input_ids");
+    ids.resize(32);
+    const std::vector<int64_t> greedy = expected.ints("greedy");
+    const std::vector<float> margin = expected.floats("margin");
+    ids.insert(ids.end(), greedy.begin(), greedy.end());
+    World world = open_world(dir, 2, 2);
+    ASSERT_NE(world.cluster, nullptr);
+    const Rows rows = run_tokens(world, ids, 16);
+    for (size_t step = 0; step < greedy.size(); ++step) {
+      if (margin[step] <= 1e-3f) continue;
+      const std::vector<float>& row = rows.logits.at(static_cast<int64_t>(31 + step));
+      const auto best = std::max_element(row.begin(), row.begin() + 490);  // the reference bars ids from 490 up
+      EXPECT_EQ(best - row.begin(), greedy[step]) << "step " << step;
+    }
+  }
+}
+
+// Protects: the demo model computes what its README says: logits, greedy text, and the MTP layer's first draft step.
+TEST(Fixtures, SproutMeetsItsReference) {
+  const std::string dir = kSource + "/deploy/models/sprout";
+  const Expected expected(dir + "/expected.safetensors");
+  for (const std::string prompt : {"p0", "p1", "p2"}) {
+    SCOPED_TRACE(prompt);
+    std::vector<int64_t> ids = expected.ints(prompt + ".input_ids");
+    const size_t length = ids.size();
+    const std::vector<int64_t> greedy = expected.ints(prompt + ".greedy");
+    ids.insert(ids.end(), greedy.begin(), greedy.end());
+    World world = open_world(dir, 2, static_cast<int64_t>(ids.size()) / kPageTokens + 1);
+    ASSERT_NE(world.cluster, nullptr);
+    const Rows rows = run_tokens(world, ids, 256);
+    const std::vector<int64_t> positions = expected.ints(prompt + ".positions");
+    const double error = worst_error(expected.floats(prompt + ".logits"), positions, rows.logits);
+    std::printf("sprout %s: worst logit error %.2e of the standard deviation\n", prompt.c_str(), error);
+    EXPECT_LT(error, 2e-4);
+    for (size_t step = 0; step < greedy.size(); ++step) {
+      const std::vector<float>& row = rows.logits.at(static_cast<int64_t>(length + step - 1));
+      EXPECT_EQ(std::max_element(row.begin(), row.end()) - row.begin(), greedy[step]) << "step " << step;
+    }
+    if (!expected.has(prompt + ".mtp1_logits")) continue;
+    const double mtp_error = worst_error(expected.floats(prompt + ".mtp1_logits"), positions, rows.mtp);
+    std::printf("sprout %s: worst MTP logit error %.2e\n", prompt.c_str(), mtp_error);
+    EXPECT_LT(mtp_error, 2e-4);
+  }
+}
+
+}  // namespace
+}  // namespace tensorfold

@@ -1,0 +1,100 @@
+#include "worker/checkpoint/inspect.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "worker/checkpoint/names.h"
+
+namespace tensorfold {
+namespace {
+
+std::string kind_of(std::string_view path, Skip skip) {
+  if (skip == Skip::kVision) return "vision";
+  if (skip != Skip::kNo) return "skipped";
+  if (path.starts_with("mtp.")) return "mtp";
+  if (path.starts_with("embed_tokens.")) return "embedding";
+  if (path.starts_with("lm_head.")) return "head";
+  const bool norm = path.ends_with("norm.weight");
+  if (path.find(".linear_attn.") != std::string_view::npos) return "delta_net";
+  if (norm) return "norms";
+  if (path.find(".self_attn.") != std::string_view::npos) return "attention";
+  if (path.find(".mlp.") != std::string_view::npos) return "mlp";
+  return "other";
+}
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
+  return out;
+}
+
+// "a.b.weight" -> "a.b".
+std::string module_of(std::string_view name) { return std::string(name.substr(0, name.rfind('.'))); }
+
+void count_tensor(const Checkpoint& checkpoint, const TensorInfo& tensor, Skip skip, ModelFacts& facts) {
+  const auto bytes = static_cast<int64_t>(tensor.data.size());
+  const std::string_view path = strip_prefixes(tensor.name);
+  facts.bytes_by_kind[kind_of(path, skip)] += bytes;
+  if (skip != Skip::kNo) return;
+  facts.weight_bytes += bytes;
+
+  const std::string module = module_of(tensor.name);
+  const bool quantised = checkpoint.find(module + ".scales") != nullptr;
+  const std::optional<AffineFormat> format = checkpoint.config().quantization.of(module);
+  int64_t values = tensor.elements();
+  if (quantised && format) {
+    facts.bytes_by_format[fmt::format("mlx affine {}-bit g{}", format->bits, format->group)] += bytes;
+    facts.column_unit = std::max<int64_t>(facts.column_unit, format->group);
+    // Scales and biases are part of the values' encoding, not parameters.
+    values = tensor.name.ends_with(".weight") ? bytes * 8 / format->bits : 0;
+  } else {
+    facts.bytes_by_format[lower(dtype_name(tensor.dtype))] += bytes;
+  }
+  facts.parameters += values;
+  if (path.starts_with("mtp.")) facts.mtp_parameters += values;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelFacts> inspect(const Checkpoint& checkpoint) {
+  absl::StatusOr<Layout> layout = Layout::detect(checkpoint);
+  if (!layout.ok()) return layout.status();
+  const ModelConfig& config = checkpoint.config();
+  ModelFacts facts;
+  facts.family = std::string(family_name(config.family));
+  facts.model_type = config.model_type;
+  for (const SafetensorsFile& file : checkpoint.files()) {
+    facts.file_bytes += static_cast<int64_t>(file.file_bytes());
+    for (const TensorInfo& tensor : file.tensors()) count_tensor(checkpoint, tensor, layout->skip(tensor.name), facts);
+  }
+  facts.layers = config.layer_count();
+  facts.full_attention_layers = config.count(LayerKind::kFullAttention);
+  facts.linear_attention_layers = config.count(LayerKind::kLinearAttention);
+  facts.has_mtp = layout->has_mtp();
+  facts.tied_head = layout->tied_head();
+  facts.heads = config.heads;
+  facts.kv_heads = config.kv_heads;
+  facts.linear_key_heads = config.linear.key_heads;
+  facts.linear_value_heads = config.linear.value_heads;
+  facts.intermediate_size = config.intermediate_size;
+  facts.vocab_size = config.vocab_size;
+  facts.kv_values_per_token =
+      2 * config.kv_heads * config.head_dim * (facts.full_attention_layers + (facts.has_mtp ? 1 : 0));
+  const LinearAttentionConfig& linear = config.linear;
+  const int64_t channels = 2 * linear.key_heads * linear.key_dim + linear.value_heads * linear.value_dim;
+  facts.recurrent_values_per_sequence =
+      facts.linear_attention_layers * (linear.value_heads * linear.key_dim * linear.value_dim +
+                                       channels * std::max<int64_t>(linear.conv_kernel - 1, 0));
+  facts.header_hash = checkpoint.header_hash();
+  facts.notes = layout->notes();
+  return facts;
+}
+
+absl::StatusOr<ModelFacts> inspect(const std::string& dir) {
+  absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir);
+  if (!checkpoint.ok()) return checkpoint.status();
+  return inspect(**checkpoint);
+}
+
+}  // namespace tensorfold

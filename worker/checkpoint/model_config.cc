@@ -1,0 +1,359 @@
+#include "worker/checkpoint/model_config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <set>
+
+#include "worker/checkpoint/json_fields.h"
+#include "worker/checkpoint/rope_config.h"
+#include "worker/checkpoint/safetensors.h"
+
+namespace tensorfold {
+namespace {
+
+namespace fs = std::filesystem;
+using boost::json::object;
+
+struct FamilyRow {
+  std::string_view model_type;
+  Family family;
+  std::vector<std::string_view> architectures;
+};
+const std::vector<FamilyRow>& family_rows() {
+  static const std::vector<FamilyRow> rows = {
+      {"llama", Family::kLlama, {"LlamaForCausalLM"}},
+      {"qwen3", Family::kQwen3, {"Qwen3ForCausalLM"}},
+      {"qwen3_5", Family::kQwen3_5, {"Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"}},
+      {"qwen3_5_text", Family::kQwen3_5, {"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}}};
+  return rows;
+}
+
+absl::StatusOr<const FamilyRow*> find_family(const object& config, const std::string& label) {
+  std::string known;
+  for (const FamilyRow& row : family_rows()) known += fmt::format("{}{}", known.empty() ? "" : ", ", row.model_type);
+  FieldReader fields(label, config);
+  const std::string type = fields.string("model_type", "");
+  if (!fields.ok()) return fields.status();
+  if (type.empty()) {
+    return absl::InvalidArgumentError(fmt::format("{}: model_type is missing; read are: {}", label, known));
+  }
+  const auto& rows = family_rows();
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const FamilyRow& r) { return r.model_type == type; });
+  if (row == rows.end()) {
+    return absl::UnimplementedError(
+        fmt::format("{}: model_type {} is not read here. Read are: {}", label, quoted_name(type), known));
+  }
+  const std::vector<std::string> architectures = fields.strings("architectures");
+  if (!fields.ok()) return fields.status();
+  for (const std::string& name : architectures) {
+    if (std::find(row->architectures.begin(), row->architectures.end(), name) == row->architectures.end()) {
+      return absl::UnimplementedError(fmt::format("{}: architecture {} of model_type {} is not read here. Read are: {}",
+                                                  label, quoted_name(name), type, fmt::join(row->architectures, ", ")));
+    }
+  }
+  return &*row;
+}
+
+// text_config of a composite configuration, or null for a flat one.
+absl::StatusOr<const object*> find_text_config(const object& config, const FamilyRow& row, const std::string& label) {
+  FieldReader fields(label, config);
+  const object* text = fields.object("text_config");
+  if (!fields.ok()) return fields.status();
+  if (text == nullptr) return text;
+  if (row.model_type != "qwen3_5") {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: model_type {} has a text_config; only qwen3_5 is read with one", label, row.model_type));
+  }
+  FieldReader inner(label, *text);
+  const std::string type = inner.string("model_type", "qwen3_5_text");
+  if (!inner.ok()) return inner.status();
+  if (type != "qwen3_5_text" && type != "qwen3_5") {
+    return absl::UnimplementedError(
+        fmt::format("{}: text_config.model_type is {}; read is qwen3_5_text", label, quoted_name(type)));
+  }
+  return text;
+}
+
+// Features that would change the numbers and that no reader here computes.
+void refuse_features(FieldReader& fields, const ModelConfig& config) {
+  for (const char* key :
+       {"attention_bias", "mlp_bias", "use_sliding_window", "rope_interleaved", "mtp_use_dedicated_embeddings"}) {
+    if (fields.boolean(key, false)) fields.refuse(key, "false (this is not computed here)");
+  }
+  const std::string act = fields.string("hidden_act", "silu");
+  if (act != "silu" && act != "swish") fields.refuse("hidden_act", "silu");
+  if (config.family == Family::kQwen3_5) {
+    if (!fields.boolean("attn_output_gate", true)) fields.refuse("attn_output_gate", "true");
+    const std::string gate = fields.string("output_gate_type", "silu");
+    if (gate != "silu" && gate != "swish") fields.refuse("output_gate_type", "silu");
+  }
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (fields.integer(key, 0, 1 << 20, 0) > 0) fields.refuse(key, "0 (experts are not read here)");
+  }
+}
+
+void parse_dimensions(FieldReader& fields, ModelConfig& config) {
+  config.hidden_size = fields.integer("hidden_size", 1, 65536);
+  config.intermediate_size = fields.integer("intermediate_size", 1, 1 << 20);
+  config.vocab_size = fields.integer("vocab_size", 1, 1 << 24);
+  config.heads = fields.integer("num_attention_heads", 1, 1024);
+  config.kv_heads = fields.integer("num_key_value_heads", 1, 1024, config.heads);
+  if (!fields.ok()) return;
+  if (config.heads % config.kv_heads != 0) {
+    fields.refuse("num_key_value_heads", fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
+  }
+  if (!fields.has("head_dim") && config.hidden_size % config.heads != 0) {
+    fields.refuse("hidden_size",
+                  fmt::format("a multiple of num_attention_heads, which is {}, if there is no head_dim", config.heads));
+  }
+  config.head_dim = fields.integer("head_dim", 2, 1024, config.hidden_size / config.heads);
+  if (config.head_dim % 2 != 0 || config.head_dim < 2 || config.head_dim > 1024) {
+    fields.refuse("head_dim", "an even number from 2 to 1024");
+  }
+  config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 0.1);
+  config.max_positions = fields.integer("max_position_embeddings", 1, 1 << 24);
+}
+
+void parse_layers(FieldReader& fields, ModelConfig& config) {
+  const int64_t count = fields.integer("num_hidden_layers", 1, 1024);
+  if (!fields.ok()) return;
+  const bool hybrid = config.family == Family::kQwen3_5;
+  const std::vector<std::string> types = fields.strings("layer_types");
+  if (fields.has("layer_types") && static_cast<int64_t>(types.size()) != count) {
+    fields.refuse("layer_types", fmt::format("{} names, as many as num_hidden_layers", count));
+    return;
+  }
+  const int64_t interval = hybrid ? fields.integer("full_attention_interval", 1, 1024, 4) : 1;
+  for (int64_t i = 0; i < count; ++i) {
+    const std::string name = !types.empty() ? types[static_cast<size_t>(i)]
+                                            : ((i + 1) % interval == 0 ? "full_attention" : "linear_attention");
+    if (name == "full_attention") {
+      config.layers.push_back(LayerKind::kFullAttention);
+    } else if (name == "linear_attention" && hybrid) {
+      config.layers.push_back(LayerKind::kLinearAttention);
+    } else {
+      fields.fail(absl::UnimplementedError(fmt::format("{}[{}] is {}; allowed for {}: full_attention{}",
+                                                       fields.where("layer_types"), i, quoted_name(name),
+                                                       config.model_type, hybrid ? ", linear_attention" : "")));
+      return;
+    }
+  }
+}
+
+void parse_linear(FieldReader& fields, ModelConfig& config) {
+  if (config.count(LayerKind::kLinearAttention) == 0) return;
+  LinearAttentionConfig& linear = config.linear;
+  linear.key_heads = fields.integer("linear_num_key_heads", 1, 1024);
+  linear.value_heads = fields.integer("linear_num_value_heads", 1, 1024);
+  linear.key_dim = fields.integer("linear_key_head_dim", 1, 1024);
+  linear.value_dim = fields.integer("linear_value_head_dim", 1, 1024);
+  // From 2: with one tap the two conversions' convolution layouts could not be told apart.
+  linear.conv_kernel = fields.integer("linear_conv_kernel_dim", 2, 16);
+  if (fields.ok() && linear.value_heads % linear.key_heads != 0) {
+    fields.refuse("linear_num_value_heads",
+                  fmt::format("a multiple of linear_num_key_heads, which is {}", linear.key_heads));
+  }
+}
+
+void parse_ties(FieldReader& fields, const object& top, const object* text, ModelConfig& config) {
+  config.tie_word_embeddings = fields.boolean("tie_word_embeddings", false);
+  if (text == nullptr || !fields.ok()) return;
+  const boost::json::value* above = top.if_contains("tie_word_embeddings");
+  const boost::json::value* inside = text->if_contains("tie_word_embeddings");
+  if (above == nullptr || inside == nullptr || !above->is_bool() || !inside->is_bool()) return;
+  config.tie_levels_disagree = above->get_bool() != inside->get_bool();
+}
+
+std::optional<int32_t> optional_id(FieldReader& fields, const char* key, const ModelConfig& config) {
+  // -1 is how some files say "none".
+  const int64_t id = fields.integer(key, -1, config.vocab_size - 1, -1);
+  return id >= 0 ? std::optional<int32_t>(static_cast<int32_t>(id)) : std::nullopt;
+}
+
+void parse_tokens(FieldReader& fields, ModelConfig& config, std::set<int32_t>& eos) {
+  for (int64_t id : fields.integers("eos_token_id", 0, config.vocab_size - 1)) eos.insert(static_cast<int32_t>(id));
+}
+
+absl::Status parse_generation(std::string_view text, ModelConfig& config, std::set<int32_t>& eos) {
+  absl::StatusOr<object> generation = parse_json_object(text, "generation_config.json");
+  if (!generation.ok()) return generation.status();
+  FieldReader fields("generation_config.json", *generation);
+  parse_tokens(fields, config, eos);
+  if (!config.bos_token_id) config.bos_token_id = optional_id(fields, "bos_token_id", config);
+  if (!config.pad_token_id) config.pad_token_id = optional_id(fields, "pad_token_id", config);
+  return fields.status();
+}
+
+// What a folder holds, by the names of its files alone.
+struct FolderFiles {
+  std::vector<std::string> foreign;  // weights in formats that are not read
+  bool safetensors = false;
+};
+
+absl::StatusOr<FolderFiles> list_folder(const std::string& dir) {
+  std::error_code ec;
+  if (!fs::is_directory(dir, ec)) {
+    const bool gguf = dir.ends_with(".gguf");
+    return gguf ? absl::UnimplementedError(fmt::format(
+                      "{}: GGUF is not read here. Read are folders with config.json and {}", dir, formats_read()))
+                : absl::NotFoundError(fmt::format("{}: no such model folder", dir));
+  }
+  FolderFiles files;
+  constexpr int kMostEntries = 100'000;
+  int entries = 0;
+  for (fs::directory_iterator at(dir, ec), end; !ec && at != end && ++entries < kMostEntries; at.increment(ec)) {
+    const std::string name = at->path().filename().string();
+    const std::string extension = at->path().extension().string();
+    if (extension == ".safetensors") files.safetensors = true;
+    const bool foreign = extension == ".gguf" || extension == ".bin" || extension == ".pt" || extension == ".pth" ||
+                         extension == ".ckpt" || extension == ".npz" || extension == ".onnx" || extension == ".h5" ||
+                         extension == ".msgpack";
+    if (foreign) files.foreign.push_back(name);
+  }
+  if (ec) return absl::InvalidArgumentError(fmt::format("{}: cannot be listed: {}", dir, ec.message()));
+  std::sort(files.foreign.begin(), files.foreign.end());
+  return files;
+}
+
+absl::Status check_folder(const std::string& dir, const FolderFiles& files) {
+  if (!files.safetensors && !files.foreign.empty()) {
+    return absl::UnimplementedError(
+        fmt::format("{}: holds {}{} and no safetensors, which is not read here. Read are: {}", dir,
+                    quoted_name(files.foreign.front()), files.foreign.size() > 1 ? " and others" : "", formats_read()));
+  }
+  // Some quantisers leave config.json alone and write their own file beside it.
+  for (const char* name : {"hf_quant_config.json", "quantize_config.json", "quant_config.json"}) {
+    std::error_code ec;
+    if (!fs::exists(fs::path(dir) / name, ec)) continue;
+    std::string method;
+    absl::StatusOr<std::string> text = read_text_file((fs::path(dir) / name).string(), kMaxConfigBytes);
+    absl::StatusOr<object> config = text.ok() ? parse_json_object(*text, name) : absl::StatusOr<object>(text.status());
+    if (config.ok()) {
+      const boost::json::value* inner = config->if_contains("quantization");
+      const object& at = inner != nullptr && inner->is_object() ? inner->as_object() : *config;
+      for (const char* key : {"quant_algo", "quant_method", "bits", "w_bit"}) {
+        if (const boost::json::value* value = at.if_contains(key))
+          method += fmt::format(" {} {}", key, json_text(*value));
+      }
+    }
+    return absl::UnimplementedError(
+        fmt::format("{}: {} says that the weights are quantised{}, which is not read here. "
+                    "Read are: {}",
+                    dir, name, method.empty() ? "" : ":" + method, formats_read()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string_view family_name(Family family) {
+  switch (family) {
+    case Family::kLlama:
+      return "llama";
+    case Family::kQwen3:
+      return "qwen3";
+    case Family::kQwen3_5:
+      return "qwen3_5";
+  }
+  return "unknown";
+}
+
+int64_t ModelConfig::count(LayerKind kind) const { return std::count(layers.begin(), layers.end(), kind); }
+
+std::string canonical_text(const ModelConfig& c) {
+  std::string kinds;
+  for (LayerKind kind : c.layers) kinds += kind == LayerKind::kFullAttention ? 'F' : 'L';
+  std::string quantization = c.quantization.standard
+                                 ? fmt::format("{}x{}", c.quantization.standard->bits, c.quantization.standard->group)
+                                 : "none";
+  for (const auto& [path, format] : c.quantization.modules) {
+    quantization +=
+        format ? fmt::format(",{}={}x{}", path, format->bits, format->group) : fmt::format(",{}=none", path);
+  }
+  return fmt::format(
+      "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
+      "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
+      "layers={} linear={},{},{},{},{} gate={} qk_norm={} zero_centred={} mtp={} tied={}{}\n"
+      "eos={} bos={} pad={}\nquantization={}\n",
+      family_name(c.family), c.hidden_size, c.intermediate_size, c.vocab_size, c.heads, c.kv_heads, c.head_dim,
+      c.rms_norm_eps, c.max_positions, static_cast<int>(c.rope.type), c.rope.theta, c.rope.dims, c.rope.factor,
+      c.rope.low_freq_factor, c.rope.high_freq_factor, c.rope.original_max_positions, kinds, c.linear.key_heads,
+      c.linear.value_heads, c.linear.key_dim, c.linear.value_dim, c.linear.conv_kernel, c.attn_output_gate, c.qk_norm,
+      c.zero_centred_norms, c.mtp_layers, c.tie_word_embeddings, c.tie_levels_disagree ? "?" : "",
+      fmt::join(c.eos_token_ids, ","), c.bos_token_id.value_or(-1), c.pad_token_id.value_or(-1), quantization);
+}
+
+absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::string_view generation_json,
+                                         const std::string& label) {
+  absl::StatusOr<object> top = parse_json_object(config_json, label);
+  if (!top.ok()) return top.status();
+  absl::StatusOr<const FamilyRow*> row = find_family(*top, label);
+  if (!row.ok()) return row.status();
+  absl::StatusOr<const object*> text = find_text_config(*top, **row, label);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<QuantizationConfig> quantization = parse_quantization(*top, *text, label);
+  if (!quantization.ok()) return quantization.status();
+
+  ModelConfig config;
+  config.family = (*row)->family;
+  config.model_type = std::string((*row)->model_type);
+  config.quantization = std::move(*quantization);
+  config.qk_norm = config.family != Family::kLlama;
+  config.attn_output_gate = config.zero_centred_norms = config.family == Family::kQwen3_5;
+  FieldReader fields(label, *top, *text, "text_config.");
+  parse_dimensions(fields, config);
+  if (!fields.ok()) return fields.status();
+  refuse_features(fields, config);
+  parse_layers(fields, config);
+  parse_linear(fields, config);
+  config.rope = parse_rope(fields, config.family, config.head_dim, label);
+  if (config.family == Family::kQwen3_5) config.mtp_layers = fields.integer("mtp_num_hidden_layers", 0, 1, 0);
+  parse_ties(fields, *top, *text, config);
+  config.dtype = fields.string(fields.has("dtype") ? "dtype" : "torch_dtype", "");
+  constexpr std::array<std::string_view, 4> kDtypes = {"", "bfloat16", "float16", "float32"};
+  if (std::find(kDtypes.begin(), kDtypes.end(), config.dtype) == kDtypes.end()) {
+    fields.refuse(fields.has("dtype") ? "dtype" : "torch_dtype", "bfloat16, float16, float32");
+  }
+
+  std::set<int32_t> eos;
+  parse_tokens(fields, config, eos);
+  if (*text != nullptr) {  // both levels count: the reader above took text_config's
+    FieldReader above(label, *top);
+    parse_tokens(above, config, eos);
+    fields.fail(above.status());
+  }
+  config.bos_token_id = optional_id(fields, "bos_token_id", config);
+  config.pad_token_id = optional_id(fields, "pad_token_id", config);
+  if (!fields.ok()) return fields.status();
+  if (!generation_json.empty()) {
+    if (absl::Status status = parse_generation(generation_json, config, eos); !status.ok()) return status;
+  }
+  config.eos_token_ids.assign(eos.begin(), eos.end());
+  return config;
+}
+
+absl::StatusOr<ModelConfig> read_config(const std::string& dir) {
+  absl::StatusOr<FolderFiles> files = list_folder(dir);
+  if (!files.ok()) return files.status();
+  absl::StatusOr<std::string> text = read_text_file((fs::path(dir) / "config.json").string(), kMaxConfigBytes);
+  if (!text.ok()) {
+    // A folder of foreign weights without config.json is refused for what it is.
+    absl::Status status = check_folder(dir, *files);
+    return status.ok() ? text.status() : status;
+  }
+  absl::StatusOr<std::string> generation =
+      read_text_file((fs::path(dir) / "generation_config.json").string(), kMaxConfigBytes);
+  if (!generation.ok() && !absl::IsNotFound(generation.status())) return generation.status();
+  absl::StatusOr<ModelConfig> config =
+      parse_config(*text, generation.ok() ? std::string_view(*generation) : std::string_view(),
+                   (fs::path(dir) / "config.json").string());
+  if (!config.ok()) return config.status();
+  if (absl::Status status = check_folder(dir, *files); !status.ok()) return status;
+  return config;
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,86 @@
+// config.json as typed, checked facts. Everything here is decided before any weight file is opened.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/checkpoint/quantization.h"
+
+namespace tensorfold {
+
+enum class Family : uint8_t { kLlama, kQwen3, kQwen3_5 };
+std::string_view family_name(Family family);
+
+enum class LayerKind : uint8_t { kFullAttention, kLinearAttention };
+
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3 };
+
+/// Rotary positions of the first `dims` dims of each head: inverse frequency i is theta^(-2i / dims), then scaled.
+struct RopeConfig {
+  RopeType type = RopeType::kDefault;
+  double theta = 10000.0;
+  int64_t dims = 0;     // even; head_dim * partial_rotary_factor
+  double factor = 1.0;  // linear: frequencies / factor; llama3: the same for the slow ones
+  // llama3 only: wavelengths over original / low are slowed, those under original / high kept, between: a mix.
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_positions = 0;
+};
+
+/// Gated delta net layers (qwen3_5).
+struct LinearAttentionConfig {
+  int64_t key_heads = 0;
+  int64_t value_heads = 0;  // a multiple of key_heads
+  int64_t key_dim = 0;
+  int64_t value_dim = 0;
+  int64_t conv_kernel = 0;
+};
+
+struct ModelConfig {
+  Family family = Family::kLlama;
+  std::string model_type;  // as in the file: "qwen3_5_text"
+  std::string dtype;       // as in the file; the tensors say what they are themselves
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t vocab_size = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;  // divides heads
+  int64_t head_dim = 0;
+  double rms_norm_eps = 0.0;
+  int64_t max_positions = 0;
+  RopeConfig rope;
+  std::vector<LayerKind> layers;
+  LinearAttentionConfig linear;     // all 0 without linear layers
+  bool attn_output_gate = false;    // q_proj holds a gate beside each head's query
+  bool qk_norm = false;             // q_norm and k_norm before the rotation
+  bool zero_centred_norms = false;  // the family stores gamma - 1, unless a converter added the 1 (names.h)
+  int64_t mtp_layers = 0;           // 0 or 1; the weights may still lack it (names.h)
+  bool tie_word_embeddings = false;
+  bool tie_levels_disagree = false;    // top level and text_config say different things: the weights decide
+  std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json, each once, sorted
+  std::optional<int32_t> bos_token_id;
+  std::optional<int32_t> pad_token_id;
+  QuantizationConfig quantization;
+
+  int64_t layer_count() const { return static_cast<int64_t>(layers.size()); }
+  int64_t count(LayerKind kind) const;
+};
+
+/// Every field above as text, one form for one meaning: it enters checkpoint hashes.
+std::string canonical_text(const ModelConfig& config);
+
+/// The folder's configuration, from config.json and, if present, generation_config.json. Never opens a weight file;
+/// looks only whether there are some. Refuses by name: an unknown model_type or architecture, quantisation that is not
+/// read, features that would change the numbers (NotFound, InvalidArgument, or Unimplemented for what is known and not
+/// read).
+absl::StatusOr<ModelConfig> read_config(const std::string& dir);
+
+/// The same from texts; `generation_json` may be empty.
+absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::string_view generation_json,
+                                         const std::string& label = "config.json");
+
+}  // namespace tensorfold

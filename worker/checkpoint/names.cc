@@ -1,0 +1,223 @@
+#include "worker/checkpoint/names.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "worker/checkpoint/tensor_values.h"
+
+namespace tensorfold {
+namespace {
+
+constexpr std::array<std::string_view, 5> kMainPrefixes = {"model.language_model.", "language_model.model.", "model.",
+                                                           "language_model.", ""};
+constexpr std::array<std::string_view, 5> kHeadPrefixes = {"", "language_model.", "model.", "model.language_model.",
+                                                           "language_model.model."};
+constexpr std::array<std::string_view, 5> kMtpPrefixes = kHeadPrefixes;
+
+bool starts_with_any(std::string_view text, std::span<const std::string_view> prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view p) { return text.starts_with(p); });
+}
+
+// Norms of the MTP layer that follow the family's convention.
+constexpr std::array<std::string_view, 7> kMtpNorms = {"mtp.norm.weight",
+                                                       "mtp.pre_fc_norm_embedding.weight",
+                                                       "mtp.pre_fc_norm_hidden.weight",
+                                                       "mtp.layers.0.input_layernorm.weight",
+                                                       "mtp.layers.0.post_attention_layernorm.weight",
+                                                       "mtp.layers.0.self_attn.q_norm.weight",
+                                                       "mtp.layers.0.self_attn.k_norm.weight"};
+
+std::string first_names(const Checkpoint& checkpoint) {
+  std::string out;
+  for (size_t i = 0; i < std::min<size_t>(checkpoint.names().size(), 5); ++i) {
+    out += (i > 0 ? ", " : "") + quoted_name(checkpoint.names()[i]);
+  }
+  return out.empty() ? "none" : out;
+}
+
+}  // namespace
+
+std::string Layout::full_name(std::string_view path) const {
+  if (path == "lm_head" || path.starts_with("lm_head.")) return head_ + std::string(path.substr(7));
+  if (path.starts_with("mtp.")) return mtp_prefix_ + std::string(path);
+  return main_prefix_ + std::string(path);
+}
+
+bool Layout::zero_centred(std::string_view module) const {
+  if (module.ends_with("linear_attn.norm")) return false;  // the gated norm is plain in every conversion
+  return module.starts_with("mtp.") ? mtp_norms_.zero_centred : main_norms_.zero_centred;
+}
+
+Skip Layout::skip(std::string_view full_name) const {
+  static constexpr std::array<std::string_view, 8> kVision = {
+      "visual.",       "vision_tower.", "vision_model.",     "multi_modal_projector.", "vision_embed_tokens.",
+      "image_newline", "embed_vision.", "vision_projection."};
+  const std::string_view path = strip_prefixes(full_name);
+  if (starts_with_any(path, kVision)) return Skip::kVision;
+  if (path.starts_with("mtp.") && !has_mtp_) return Skip::kMtp;
+  if (path.starts_with("lm_head.") && tied_head_) return Skip::kTiedHead;
+  if (path.ends_with("rotary_emb.inv_freq")) return Skip::kRopeCache;
+  return Skip::kNo;
+}
+
+absl::StatusOr<Layout> Layout::detect(const Checkpoint& checkpoint) {
+  Layout layout;
+  if (absl::Status status = layout.find_prefixes(checkpoint); !status.ok()) return status;
+  if (absl::Status status = layout.find_head(checkpoint); !status.ok()) return status;
+  if (absl::Status status = layout.decide_norms(checkpoint); !status.ok()) return status;
+  layout.count_skipped(checkpoint);
+  return layout;
+}
+
+absl::Status Layout::find_prefixes(const Checkpoint& checkpoint) {
+  std::vector<std::string_view> found;
+  for (std::string_view prefix : kMainPrefixes) {
+    if (checkpoint.find(std::string(prefix) + "embed_tokens.weight") != nullptr) found.push_back(prefix);
+  }
+  if (found.empty()) {
+    std::string tried;
+    for (std::string_view prefix : kMainPrefixes)
+      tried += fmt::format("{}{}embed_tokens.weight", tried.empty() ? "" : ", ", prefix);
+    return absl::InvalidArgumentError(
+        fmt::format("{}: no embedding: none of the tensors {} is there; the first names are {}", checkpoint.dir(),
+                    tried, first_names(checkpoint)));
+  }
+  if (found.size() > 1) {
+    return absl::InvalidArgumentError(fmt::format("{}: two language models, under '{}' and '{}'; one is allowed",
+                                                  checkpoint.dir(), found[0], found[1]));
+  }
+  main_prefix_ = found[0];
+  notes_.push_back(fmt::format("language model under '{}'", main_prefix_));
+
+  const auto mtp = std::find_if(kMtpPrefixes.begin(), kMtpPrefixes.end(), [&](std::string_view prefix) {
+    return checkpoint.find(std::string(prefix) + "mtp.fc.weight") != nullptr;
+  });
+  const bool counted = checkpoint.config().mtp_layers > 0;
+  if (mtp != kMtpPrefixes.end() && counted) {
+    has_mtp_ = true;
+    mtp_prefix_ = *mtp;
+    notes_.push_back(fmt::format("MTP layer under '{}mtp.'", mtp_prefix_));
+  } else if (counted) {
+    // Converters drop it; a part of one without its mtp.fc is a broken file.
+    for (const std::string& name : checkpoint.names()) {
+      if (strip_prefixes(name).starts_with("mtp.")) {
+        return absl::InvalidArgumentError(
+            fmt::format("{}: has {} but no mtp.fc.weight: an MTP layer must be whole or absent", checkpoint.dir(),
+                        quoted_name(name)));
+      }
+    }
+    notes_.push_back("no MTP layer in the weights, though config.json counts one");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Layout::find_head(const Checkpoint& checkpoint) {
+  const ModelConfig& config = checkpoint.config();
+  const auto at = std::find_if(kHeadPrefixes.begin(), kHeadPrefixes.end(), [&](std::string_view prefix) {
+    return checkpoint.find(std::string(prefix) + "lm_head.weight") != nullptr;
+  });
+  const bool stored = at != kHeadPrefixes.end();
+  tied_head_ = config.tie_levels_disagree ? !stored : config.tie_word_embeddings;
+  if (config.tie_levels_disagree) {
+    notes_.push_back(fmt::format("config.json's two tie_word_embeddings disagree; lm_head is {}, so the head is {}",
+                                 stored ? "stored" : "not stored", tied_head_ ? "tied" : "its own"));
+  }
+  if (!tied_head_ && !stored) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: no tensor lm_head.weight (tried with prefixes '', language_model., model.), and "
+                    "tie_word_embeddings is false; files: {}",
+                    checkpoint.dir(), checkpoint.file_list()));
+  }
+  if (!tied_head_) head_ = std::string(*at) + "lm_head";
+  if (tied_head_) head_ = main_prefix_ + "embed_tokens";
+  return absl::OkStatus();
+}
+
+absl::Status Layout::decide_norms(const Checkpoint& checkpoint) {
+  const ModelConfig& config = checkpoint.config();
+  if (!config.zero_centred_norms) {
+    main_norms_.reason = fmt::format("{} stores gamma", family_name(config.family));
+    return absl::OkStatus();
+  }
+  const TensorInfo* first = nullptr;
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    if (config.layers[i] != LayerKind::kLinearAttention) continue;
+    const TensorInfo* conv = checkpoint.find(full_name(fmt::format("layers.{}.linear_attn.conv1d.weight", i)));
+    if (conv == nullptr) continue;  // its absence is reported when it is read
+    const bool hf = conv->shape.size() == 3 && conv->shape[1] == 1 && conv->shape[2] == config.linear.conv_kernel;
+    const bool mlx = conv->shape.size() == 3 && conv->shape[2] == 1 && conv->shape[1] == config.linear.conv_kernel;
+    if (!hf && !mlx) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: tensor {} is {}; allowed: [channels, 1, {}] or [channels, {}, 1]", checkpoint.dir(),
+          quoted_name(conv->name), shape_text(conv->shape), config.linear.conv_kernel, config.linear.conv_kernel));
+    }
+    if (first != nullptr && mlx != mlx_layout_) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: {} is {} but {} is {}: two conversions in one checkpoint", checkpoint.dir(), quoted_name(first->name),
+          shape_text(first->shape), quoted_name(conv->name), shape_text(conv->shape)));
+    }
+    mlx_layout_ = mlx;
+    if (first == nullptr) first = conv;
+  }
+  main_norms_.zero_centred = !mlx_layout_;
+  main_norms_.reason = first == nullptr ? "no convolution to tell by; taken as Hugging Face's gamma - 1"
+                                        : fmt::format("{} is {}, {}", first->name, shape_text(first->shape),
+                                                      mlx_layout_ ? "MLX's layout, whose converter stored gamma"
+                                                                  : "Hugging Face's: gamma - 1");
+  notes_.push_back("norms: " + main_norms_.reason);
+  return has_mtp_ ? decide_mtp_norms(checkpoint) : absl::OkStatus();
+}
+
+// In Hugging Face's layout the MTP layer was written by the same hand as the model. MLX's converter drops it, so
+// another tool put it back, with or without the 1: trained weights average near 0 when it is missing, near 1 when it is
+// there. The median over the norms, because single ones are trained far away (a final norm of mean 0.76 has been seen).
+absl::Status Layout::decide_mtp_norms(const Checkpoint& checkpoint) {
+  if (!mlx_layout_) {
+    mtp_norms_ = {true, "as the model's"};
+    return absl::OkStatus();
+  }
+  std::vector<double> means;
+  for (std::string_view path : kMtpNorms) {
+    const TensorInfo* tensor = checkpoint.find(full_name(path));
+    if (tensor == nullptr || tensor->shape.size() != 1 || tensor->shape[0] == 0) continue;
+    absl::StatusOr<std::vector<float>> values = read_floats(*tensor);
+    if (!values.ok()) return values.status();
+    means.push_back(std::accumulate(values->begin(), values->end(), 0.0) / static_cast<double>(values->size()));
+  }
+  if (means.empty()) {
+    mtp_norms_ = {main_norms_.zero_centred, "no MTP norms to tell by"};
+    return absl::OkStatus();
+  }
+  std::nth_element(means.begin(), means.begin() + static_cast<ptrdiff_t>(means.size() / 2), means.end());
+  const double median = means[means.size() / 2];
+  mtp_norms_.zero_centred = median < 0.5;
+  mtp_norms_.reason = fmt::format("the median mean of {} MTP norms is {:.3f}: {}", means.size(), median,
+                                  mtp_norms_.zero_centred ? "gamma - 1" : "gamma");
+  notes_.push_back("MTP norms: " + mtp_norms_.reason);
+  return absl::OkStatus();
+}
+
+void Layout::count_skipped(const Checkpoint& checkpoint) {
+  int64_t others = 0;
+  for (const SafetensorsFile& file : checkpoint.files()) {
+    for (const TensorInfo& tensor : file.tensors()) {
+      const Skip why = skip(tensor.name);
+      if (why == Skip::kVision) {
+        ++vision_tensors_;
+        vision_bytes_ += static_cast<int64_t>(tensor.data.size());
+      } else if (why != Skip::kNo) {
+        ++others;
+      }
+    }
+  }
+  if (vision_tensors_ > 0) {
+    notes_.push_back(fmt::format("{} vision tensors skipped ({} bytes): text only", vision_tensors_, vision_bytes_));
+  }
+  if (others > 0)
+    notes_.push_back(fmt::format("{} tensors skipped: tied head, uncounted MTP layer, rope caches", others));
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,79 @@
+// Where a checkpoint keeps the tensors of a family: prefixes, the head, the MTP layer, what to skip, and whether norm
+// weights are stored as gamma or as gamma - 1.
+//
+// Code that loads a family uses paths without prefixes: "embed_tokens", "layers.3.mlp.down_proj", "norm", "lm_head",
+// "mtp.fc", "mtp.layers.0.input_layernorm".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/checkpoint/checkpoint.h"
+
+namespace tensorfold {
+
+/// Why a tensor is left unread on purpose.
+enum class Skip : uint8_t {
+  kNo,         // it is the language model's
+  kVision,     // image and video towers
+  kTiedHead,   // a stored copy of the embedding under lm_head, though the config ties them
+  kMtp,        // an MTP layer that the config says is not there
+  kRopeCache,  // rotary_emb.inv_freq, which old conversions stored
+};
+
+/// Whether norm weights are stored as gamma - 1, and how that was decided.
+struct NormConvention {
+  bool zero_centred = false;
+  std::string reason;
+};
+
+class Layout {
+ public:
+  /// Finds out from the tensors' names and shapes, and for the MTP norms of MLX conversions from their means. Errors
+  /// name what was looked for.
+  static absl::StatusOr<Layout> detect(const Checkpoint& checkpoint);
+
+  /// Full name of a tensor or module from its path without prefixes.
+  std::string full_name(std::string_view path) const;
+  Skip skip(std::string_view full_name) const;
+
+  /// The checkpoint holds an MTP layer and the config counts it.
+  bool has_mtp() const { return has_mtp_; }
+  /// lm_head is the embedding.
+  bool tied_head() const { return tied_head_; }
+  const NormConvention& main_norms() const { return main_norms_; }
+  const NormConvention& mtp_norms() const { return mtp_norms_; }
+  /// gamma - 1 is stored for this module ("layers.0.input_layernorm", "mtp.norm").
+  bool zero_centred(std::string_view module) const;
+  const std::string& main_prefix() const { return main_prefix_; }
+
+  int64_t vision_tensors() const { return vision_tensors_; }
+  int64_t vision_bytes() const { return vision_bytes_; }
+  /// Lines for the log: prefixes found, decisions taken, tensors skipped.
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  Layout() = default;
+  absl::Status find_prefixes(const Checkpoint& checkpoint);
+  absl::Status find_head(const Checkpoint& checkpoint);
+  absl::Status decide_norms(const Checkpoint& checkpoint);
+  absl::Status decide_mtp_norms(const Checkpoint& checkpoint);
+  void count_skipped(const Checkpoint& checkpoint);
+
+  std::string main_prefix_;  // "model.", "model.language_model.", "language_model.model.", "language_model.", ""
+  std::string head_;         // full module name of lm_head
+  std::string mtp_prefix_;   // before "mtp."
+  bool has_mtp_ = false;
+  bool tied_head_ = false;
+  bool mlx_layout_ = false;  // convolutions [C, K, 1]
+  NormConvention main_norms_;
+  NormConvention mtp_norms_;
+  int64_t vision_tensors_ = 0;
+  int64_t vision_bytes_ = 0;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace tensorfold

@@ -1,0 +1,72 @@
+// Weights by meaning: the checkpoint's bytes as matrices to pack and small vectors to compute with, each checked
+// against the size that the family expects.
+//
+// Thread-safety: none; one loader uses a WeightReader. MatrixSources stay valid as long as both the reader and the
+// checkpoint live.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/ops/ops.h"
+#include "worker/checkpoint/checkpoint.h"
+#include "worker/checkpoint/names.h"
+
+namespace tensorfold {
+
+class WeightReader {
+ public:
+  /// Keeps a reference to the checkpoint.
+  WeightReader(const Checkpoint& checkpoint, Layout layout) : checkpoint_(checkpoint), layout_(std::move(layout)) {}
+  /// Detects the layout.
+  static absl::StatusOr<WeightReader> open(const Checkpoint& checkpoint);
+
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  const ModelConfig& config() const { return checkpoint_.config(); }
+  const Layout& layout() const { return layout_; }
+
+  /// The [rows, cols] matrix of a module by its path without prefixes: "layers.3.mlp.down_proj". Takes `.weight` in
+  /// BF16, F16 or F32, or MLX's `.weight` (U32), `.scales` and `.biases`, whose bits and group must be those that
+  /// config.json states. "lm_head" gives the embedding where the head is tied. Errors: NotFound naming tensor and
+  /// files; InvalidArgument for other dtypes, shapes, or a contradiction, with both sides. Reads no weight bytes,
+  /// except of a tensor that the file placed at an odd address, which is copied.
+  absl::StatusOr<MatrixSource> matrix(std::string_view module, int64_t rows, int64_t cols);
+
+  /// A tensor of `size` values, by its path without prefixes: "layers.0.linear_attn.A_log", fp32, as stored.
+  absl::StatusOr<std::vector<float>> vector(std::string_view tensor, int64_t size);
+
+  /// gamma [size] of a norm module: "layers.0.input_layernorm", "mtp.norm", "layers.0.linear_attn.norm". Adds the 1
+  /// where the checkpoint stores gamma - 1, in fp32.
+  absl::StatusOr<std::vector<float>> norm(std::string_view module, int64_t size);
+
+  /// The taps [channels * kernel] of a depthwise convolution module, a channel's taps together, oldest first, from
+  /// either conversion: [channels, 1, kernel] or [channels, kernel, 1].
+  absl::StatusOr<std::vector<float>> convolution(std::string_view module, int64_t channels, int64_t kernel);
+
+  /// Counts all tensors under a path ("mtp.") as used: the caller chose not to load them.
+  void leave(std::string_view path);
+
+  /// Full names of the tensors that nobody asked for and that are not known to be skippable, sorted. A loader refuses a
+  /// checkpoint with any: a bias that is not added would give wrong numbers silently.
+  std::vector<std::string> unused() const;
+  /// OK, or InvalidArgument naming them.
+  absl::Status check_all_used() const;
+
+ private:
+  absl::StatusOr<const TensorInfo*> take(const std::string& full_name);
+  absl::StatusOr<MatrixSource> affine(const std::string& module, const TensorInfo& weight, int64_t rows, int64_t cols);
+  absl::StatusOr<std::vector<float>> values(const std::string& full_name, int64_t size);
+  const std::byte* aligned(const TensorInfo& tensor);
+
+  const Checkpoint& checkpoint_;
+  Layout layout_;
+  std::set<std::string, std::less<>> used_;
+  std::vector<std::unique_ptr<std::byte[]>> copies_;  // of tensors at odd addresses
+};
+
+}  // namespace tensorfold

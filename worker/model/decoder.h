@@ -1,0 +1,56 @@
+// A decoder whose layers all are attention and MLP: llama, and qwen3 with its query and key norms.
+#pragma once
+
+#include "worker/model/families.h"
+
+namespace tensorfold {
+
+/// One layer's parts: what mixes tokens is either attention or a gated delta net.
+struct DecoderLayer {
+  std::unique_ptr<Vector> input_norm;
+  std::unique_ptr<AttentionBlock> attention;
+  std::unique_ptr<DeltaNetBlock> delta_net;
+  std::unique_ptr<Vector> post_norm;
+  std::unique_ptr<MlpBlock> mlp;
+
+  int64_t bytes() const;
+};
+
+/// What a family chooses.
+struct DecoderSpec {
+  AttentionSpec attention;
+  DeltaNetSpec delta_net;  // used by linear layers
+};
+
+/// Pre-norm decoder: x += mixer(norm(x)); x += mlp(norm(x)); final norm; head.
+class Decoder : public Model {
+ public:
+  static absl::StatusOr<std::unique_ptr<Decoder>> load(LoadContext& load, const ModelShape& shape,
+                                                       const DecoderSpec& spec);
+
+  const ModelShape& shape() const override { return shape_; }
+  int64_t weight_bytes() const override;
+  absl::Status forward(PassContext& pass, Tensor* hidden) override;
+  void logits(PassContext& pass, Tensor hidden, Tensor logits) override;
+  absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) override;
+
+ protected:
+  Decoder(const ModelConfig& config, const ModelShape& shape);
+  static absl::Status load_parts(Decoder& decoder, LoadContext& load, const DecoderSpec& spec);
+  absl::Status run_layer(PassContext& pass, int index, const DecoderLayer& layer, const RopeTable& rope,
+                         Tensor residual) const;
+  RopeTable rope_for(PassContext& pass) const;
+
+  ModelShape shape_;
+  float eps_ = 0;
+  std::vector<float> inv_freq_;
+  std::unique_ptr<VocabularyBlock> vocabulary_;
+  std::vector<DecoderLayer> layers_;
+  std::unique_ptr<Vector> final_norm_;
+};
+
+/// Layer `prefix` ("layers.3"): attention to `kv_layer`, or a delta net with state `recurrent_layer`.
+absl::StatusOr<DecoderLayer> load_decoder_layer(LoadContext& load, const std::string& prefix, LayerKind kind,
+                                                const DecoderSpec& spec, int64_t kv_layer, int64_t recurrent_layer);
+
+}  // namespace tensorfold

@@ -1,0 +1,122 @@
+#include "worker/model/families.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace tensorfold {
+namespace {
+
+const FamilyEntry* const kFamilies[] = {&kLlamaEntry, &kQwen3Entry, &kQwen35Entry};
+
+const FamilyEntry* find_family(Family family) {
+  for (const FamilyEntry* entry : kFamilies) {
+    if (entry->family == family) return entry;
+  }
+  return nullptr;
+}
+
+absl::Status unknown_family(const ModelConfig& config) {
+  return absl::UnimplementedError(fmt::format("model_type \"{}\" has no family here", config.model_type));
+}
+
+}  // namespace
+
+int64_t SlicePlan::widest_world() const {
+  int64_t widest = kMaxSlices;
+  for (const Dimension& dimension : dimensions) widest = std::min(widest, dimension.slices);
+  return widest;
+}
+
+std::string SlicePlan::text() const {
+  std::string text;
+  for (const Dimension& dimension : dimensions) {
+    text += fmt::format("{}{} {}/{}", text.empty() ? "" : ", ", dimension.name, dimension.units, dimension.slices);
+  }
+  return text;
+}
+
+std::vector<std::string> known_families() {
+  std::vector<std::string> names;
+  for (const FamilyEntry* entry : kFamilies) names.emplace_back(entry->name);
+  return names;
+}
+
+absl::StatusOr<ModelShape> model_shape(const ModelConfig& config, ShardSpec shard) {
+  const FamilyEntry* family = find_family(config.family);
+  return family == nullptr ? unknown_family(config) : family->shape(config, shard);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, WeightReader& reader, Ops& ops,
+                                                  ShardSpec shard) {
+  const FamilyEntry* family = find_family(config.family);
+  if (family == nullptr) return unknown_family(config);
+  absl::StatusOr<ModelShape> shape = family->shape(config, shard);
+  if (!shape.ok()) return shape.status();
+  LoadContext load = {config, reader, ops, shard};
+  return family->load(load, *shape);
+}
+
+int64_t column_unit(const ModelConfig& config, const std::string& module) {
+  int64_t unit = 1;
+  for (int64_t layer = 0; layer < config.layer_count(); ++layer) {
+    const std::optional<AffineFormat> format = config.quantization.of(fmt::format("layers.{}.{}", layer, module));
+    if (format.has_value()) unit = std::max<int64_t>(unit, format->group);
+  }
+  return unit;
+}
+
+Slices head_slices(const ModelConfig& config) {
+  return cut_dimension(config.heads, config.head_dim, column_unit(config, "self_attn.o_proj"));
+}
+
+Slices mlp_slices(const ModelConfig& config) {
+  const int64_t unit = column_unit(config, "mlp.down_proj");
+  return make_slices(config.intermediate_size / unit);
+}
+
+Slices vocab_slices(const ModelConfig& config) { return make_slices(config.vocab_size); }
+
+absl::Status add_dimension(ModelShape& shape, const std::string& name, const Slices& slices, ShardSpec shard) {
+  if (shard.world > slices.count) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} ranks are too many for this model: its {} {} cut into {} slice{}, so the widest world is {}",
+                    shard.world, slices.units, name, slices.count, slices.count == 1 ? "" : "s", slices.count));
+  }
+  shape.slices.dimensions.push_back({name, slices.units, slices.count});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelShape> decoder_shape(const ModelConfig& config, ShardSpec shard) {
+  if (shard.world < 1 || shard.world > kMaxSlices || shard.rank < 0 || shard.rank >= shard.world) {
+    return absl::InvalidArgumentError(
+        fmt::format("rank {} of {}: a world has 1 to {} ranks", shard.rank, shard.world, kMaxSlices));
+  }
+  ModelShape shape;
+  shape.hidden = config.hidden_size;
+  shape.vocab = config.vocab_size;
+  shape.layers = config.layer_count();
+  shape.context_length = config.max_positions;
+  shape.head_dim = config.head_dim;
+  const int64_t group = column_unit(config, "mlp.down_proj");
+  if (config.intermediate_size % group != 0) {
+    return absl::InvalidArgumentError(fmt::format("intermediate_size {} does not end on a quantisation group of {}",
+                                                  config.intermediate_size, group));
+  }
+  if (absl::Status s = add_dimension(shape, "attention heads", head_slices(config), shard); !s.ok()) return s;
+  if (absl::Status s =
+          add_dimension(shape, group == 1 ? "mlp columns" : "mlp column groups", mlp_slices(config), shard);
+      !s.ok()) {
+    return s;
+  }
+  if (absl::Status s = add_dimension(shape, "vocabulary rows", vocab_slices(config), shard); !s.ok()) return s;
+  const AttentionSpec attention = {
+      .heads = config.heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim, .slices = head_slices(config)};
+  shape.kv_heads = kv_share(attention, make_cut(attention.slices, shard)).count;
+  const Cut vocabulary = make_cut(vocab_slices(config), shard);
+  shape.first_vocab_id = vocabulary.first_unit();
+  shape.local_vocab = vocabulary.unit_count();
+  return shape;
+}
+
+}  // namespace tensorfold

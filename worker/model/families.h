@@ -1,0 +1,34 @@
+// The families that this build knows: one file each, found by model_type.
+#pragma once
+
+#include "worker/model/blocks.h"
+
+namespace tensorfold {
+
+/// What a family file offers.
+struct FamilyEntry {
+  Family family;
+  const char* name;
+  absl::StatusOr<ModelShape> (*shape)(const ModelConfig& config, ShardSpec shard);
+  absl::StatusOr<std::unique_ptr<Model>> (*load)(LoadContext& load, const ModelShape& shape);
+};
+
+extern const FamilyEntry kLlamaEntry;   // llama.cc
+extern const FamilyEntry kQwen3Entry;   // qwen3.cc
+extern const FamilyEntry kQwen35Entry;  // qwen3_5.cc
+
+/// The largest quantisation group over all layers' `module` ("self_attn.o_proj"); 1 when none is quantised.
+int64_t column_unit(const ModelConfig& config, const std::string& module);
+
+/// Fills in what all decoders share: hidden size, vocabulary and its cut, MLP and head cuts, this rank's key/value
+/// heads.
+absl::StatusOr<ModelShape> decoder_shape(const ModelConfig& config, ShardSpec shard);
+
+/// Adds a dimension to the plan and refuses a world wider than its S, naming it.
+absl::Status add_dimension(ModelShape& shape, const std::string& name, const Slices& slices, ShardSpec shard);
+
+Slices head_slices(const ModelConfig& config);
+Slices mlp_slices(const ModelConfig& config);
+Slices vocab_slices(const ModelConfig& config);
+
+}  // namespace tensorfold

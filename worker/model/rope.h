@@ -1,0 +1,14 @@
+// Rotary position frequencies of a checkpoint's rope settings.
+#pragma once
+
+#include <vector>
+
+#include "worker/checkpoint/model_config.h"
+
+namespace tensorfold {
+
+/// inv_freq [rotary dims / 2]: theta^(-2i/d) in float64 with our own exp and log, scaled as the config's rope type
+/// says, rounded to fp32 once as Hugging Face keeps it.
+std::vector<float> inverse_frequencies(const ModelConfig& config);
+
+}  // namespace tensorfold

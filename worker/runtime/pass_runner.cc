@@ -1,0 +1,365 @@
+#include "worker/runtime/pass_runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace tensorfold {
+
+struct PassRunner::Work {
+  const SequencePlan* plan = nullptr;
+  Slot* slot = nullptr;
+  std::vector<int32_t> tokens;  // the plan's, then the drafted ones
+  int64_t accepted = 0;
+  int64_t first_row = 0;  // in the forward pass
+  // Hidden state and index of the MTP pair that the next draft step starts from.
+  Tensor draft_hidden;
+  int64_t draft_position = 0;
+};
+
+PassRunner::PassRunner(Ops& ops, Model& model, const RunnerOptions& options)
+    : ops_(ops), model_(model), options_(options), sum_(ops) {}
+
+absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& model, const RunnerOptions& options) {
+  const ModelShape& shape = model.shape();
+  if (options.slots < 1 || options.slots > kMaxSlots || options.pages < 1 || options.pages > kMaxPages) {
+    return absl::InvalidArgumentError(fmt::format("{} slots and {} KV pages: allowed are 1..{} and 1..{}",
+                                                  options.slots, options.pages, kMaxSlots, kMaxPages));
+  }
+  std::unique_ptr<PassRunner> runner(new PassRunner(ops, model, options));
+  runner->kv_ = ops.make_kv_cache(shape.kv_layers, options.pages, shape.kv_heads, shape.head_dim);
+  runner->reset();
+  return runner;
+}
+
+void PassRunner::use(Communicator* communicator) {
+  communicator_ = communicator;
+  sum_.use(communicator);
+}
+
+void PassRunner::reset() {
+  // States are kept by the old table's slots only; persistent tensors belong to the Ops and are taken over by none.
+  if (slots_ == nullptr) {
+    slots_ = std::make_unique<SlotTable>(model_.shape(), ops_, options_.slots, options_.pages);
+    return;
+  }
+  for (int64_t slot = 0; slot < slots_->slots(); ++slot) slots_->release(static_cast<uint32_t>(slot));
+}
+
+Deadline PassRunner::deadline_for(uint64_t rows) const {
+  return Deadline::after(options_.step_timeout + options_.row_timeout * static_cast<int64_t>(rows));
+}
+
+PassContext PassRunner::context(std::span<const int32_t> tokens, std::span<const int64_t> positions,
+                                std::span<const RowGroup> groups) {
+  PassContext pass;
+  pass.ops = &ops_;
+  pass.kv = kv_.get();
+  pass.sum = &sum_;
+  pass.trace = trace_;
+  pass.tokens = tokens;
+  pass.positions = positions;
+  pass.groups = groups;
+  return pass;
+}
+
+absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
+  ops_.begin_pass();
+  deadline_ = deadline_for(plan.rows());
+  sum_.set_deadline(deadline_);
+  mtp_rows_.clear();
+  for (const uint32_t slot : plan.release) slots_->release(slot);
+  LocalResult result;
+  std::vector<Work> work;
+  for (const SequencePlan& sequence : plan.sequences) {
+    if (sequence.use_mtp && !model_.shape().has_mtp) {
+      return absl::InvalidArgumentError("the plan asks for the MTP layer, which this checkpoint lacks");
+    }
+    absl::StatusOr<Slot*> slot = slots_->open(sequence);
+    if (!slot.ok()) return slot.status();
+    for (const int32_t token : sequence.tokens) {
+      if (token >= model_.shape().vocab) {
+        return absl::InvalidArgumentError(
+            fmt::format("token {} is outside the vocabulary of {}", token, model_.shape().vocab));
+      }
+    }
+    Work& item = work.emplace_back();
+    item.plan = &sequence;
+    item.slot = *slot;
+    item.tokens = sequence.tokens;
+    item.accepted = sequence.accepted;
+  }
+  if (work.empty()) return result;
+  if (absl::Status status = draft(work); !status.ok()) return status;
+  Tensor hidden;
+  if (absl::Status status = forward(work, &hidden); !status.ok()) return status;
+  if (absl::Status status = report_rows(work, hidden, &result.rows); !status.ok()) return status;
+  if (absl::Status status = fill_mtp_keys(work, hidden); !status.ok()) return status;
+  keep_window(work, hidden);
+  for (const Work& item : work) {
+    result.drafts.emplace_back(item.tokens.begin() + static_cast<std::ptrdiff_t>(item.plan->tokens.size()),
+                               item.tokens.end());
+  }
+  return result;
+}
+
+// The MTP layer's part before the forward pass: pairs of the committed rows of the last window, then draft steps. All
+// ranks choose the same tokens, since all see all ranks' best candidates.
+absl::Status PassRunner::draft(std::vector<Work>& work) {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> positions;
+  std::vector<RowGroup> groups;
+  std::vector<Work*> with_pairs;
+  for (Work& item : work) {
+    const Slot& slot = *item.slot;
+    if (!item.plan->use_mtp || slot.kept_rows == 0) continue;
+    const int64_t pairs = 1 + item.accepted;
+    groups.push_back({.first_row = static_cast<int64_t>(tokens.size()),
+                      .rows = pairs,
+                      .first_position = slot.kept_position,
+                      .certain = pairs,
+                      .pages = slot.pages});
+    for (int64_t i = 0; i < pairs; ++i) {
+      tokens.push_back(i < item.accepted ? slot.kept_tokens[static_cast<size_t>(i)] : item.tokens[0]);
+      positions.push_back(slot.kept_position + i);
+    }
+    with_pairs.push_back(&item);
+  }
+  if (with_pairs.empty()) return absl::OkStatus();
+  const int64_t hidden_size = model_.shape().hidden;
+  const Tensor hidden = ops_.scratch(static_cast<int64_t>(tokens.size()), hidden_size);
+  std::vector<int32_t> index;
+  for (size_t i = 0; i < with_pairs.size(); ++i) {
+    const int64_t pairs = groups[i].rows;
+    index.resize(static_cast<size_t>(pairs));
+    for (int64_t j = 0; j < pairs; ++j) index[static_cast<size_t>(j)] = static_cast<int32_t>(j);
+    ops_.gather_rows(with_pairs[i]->slot->kept_hidden, index, hidden.row_range(groups[i].first_row, pairs));
+  }
+  PassContext pass = context(tokens, positions, groups);
+  pass.trace = nullptr;
+  Tensor out;
+  const bool any_steps =
+      std::any_of(with_pairs.begin(), with_pairs.end(), [](const Work* item) { return item->plan->mtp_steps > 0; });
+  const bool keys_only = !any_steps && !keep_mtp_logits_;
+  if (absl::Status status = model_.mtp(pass, hidden, keys_only, &out); !status.ok()) return status;
+  if (keep_mtp_logits_) record_mtp(pass, out);
+  std::vector<Work*> drafting;
+  for (size_t i = 0; i < with_pairs.size(); ++i) {
+    Work& item = *with_pairs[i];
+    if (item.plan->mtp_steps == 0) continue;
+    const int64_t last = groups[i].rows - 1;
+    item.draft_hidden = out.row_range(groups[i].first_row + last, 1);
+    item.draft_position = groups[i].first_position + last;
+    drafting.push_back(&item);
+  }
+  for (uint32_t step = 1; !drafting.empty(); ++step) {
+    const int64_t rows = static_cast<int64_t>(drafting.size());
+    const Tensor ends = ops_.scratch(rows, hidden_size);
+    const int32_t zero = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      ops_.gather_rows(drafting[static_cast<size_t>(i)]->draft_hidden, {&zero, 1}, ends.row_range(i, 1));
+    }
+    absl::StatusOr<std::vector<int32_t>> best = best_tokens(ends, pass);
+    if (!best.ok()) return best.status();
+    std::vector<Work*> next;
+    for (int64_t i = 0; i < rows; ++i) {
+      Work& item = *drafting[static_cast<size_t>(i)];
+      item.tokens.push_back((*best)[static_cast<size_t>(i)]);
+      if (step < item.plan->mtp_steps) next.push_back(&item);
+    }
+    if (next.empty()) break;
+    tokens.clear();
+    positions.clear();
+    groups.clear();
+    const Tensor from = ops_.scratch(static_cast<int64_t>(next.size()), hidden_size);
+    for (size_t i = 0; i < next.size(); ++i) {
+      const int64_t row = static_cast<int64_t>(i);
+      ops_.gather_rows(next[i]->draft_hidden, {&zero, 1}, from.row_range(row, 1));
+      next[i]->draft_position += 1;
+      tokens.push_back(next[i]->tokens.back());
+      positions.push_back(next[i]->draft_position);
+      groups.push_back({.first_row = row,
+                        .rows = 1,
+                        .first_position = next[i]->draft_position,
+                        .certain = 1,
+                        .pages = next[i]->slot->pages});
+    }
+    PassContext chained = context(tokens, positions, groups);
+    chained.trace = nullptr;
+    if (absl::Status status = model_.mtp(chained, from, false, &out); !status.ok()) return status;
+    for (size_t i = 0; i < next.size(); ++i) next[i]->draft_hidden = out.row_range(static_cast<int64_t>(i), 1);
+    drafting = std::move(next);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int32_t>> PassRunner::best_tokens(Tensor hidden, PassContext& pass) {
+  const ModelShape& shape = model_.shape();
+  const Tensor logits = ops_.scratch(hidden.rows, shape.local_vocab);
+  model_.logits(pass, hidden, logits);
+  std::vector<Candidate> mine;
+  for (const std::vector<Candidate>& row : ops_.top_candidates(logits, static_cast<int32_t>(shape.first_vocab_id), 1)) {
+    mine.push_back(row.empty() ? Candidate{} : row[0]);
+  }
+  std::vector<Candidate> all = mine;
+  if (communicator_ != nullptr && communicator_->world() > 1) {
+    const size_t bytes = mine.size() * sizeof(Candidate);
+    const std::vector<size_t> sizes(static_cast<size_t>(communicator_->world()), bytes);
+    all.resize(mine.size() * sizes.size());
+    const absl::Status status = communicator_->all_gather(std::as_bytes(std::span(mine)), sizes,
+                                                          std::as_writable_bytes(std::span(all)), deadline_);
+    if (!status.ok()) return status;
+  }
+  std::vector<int32_t> best;
+  for (size_t row = 0; row < mine.size(); ++row) {
+    Candidate top = all[row];
+    for (size_t i = row + mine.size(); i < all.size(); i += mine.size()) {
+      // Ranks hold ascending vocabulary slices: an equal logit of a later rank has the higher id.
+      if (all[i].logit > top.logit) top = all[i];
+    }
+    best.push_back(top.id);
+  }
+  return best;
+}
+
+absl::Status PassRunner::forward(std::vector<Work>& work, Tensor* hidden) {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> positions;
+  std::vector<RowGroup> groups;
+  for (Work& item : work) {
+    item.first_row = static_cast<int64_t>(tokens.size());
+    const int64_t rows = static_cast<int64_t>(item.tokens.size());
+    const int64_t first = static_cast<int64_t>(item.plan->first_position);
+    groups.push_back({.first_row = item.first_row,
+                      .rows = rows,
+                      .first_position = first,
+                      .accepted = item.accepted,
+                      .certain = item.plan->certain,
+                      .pages = item.slot->pages});
+    for (int64_t i = 0; i < rows; ++i) {
+      tokens.push_back(item.tokens[static_cast<size_t>(i)]);
+      positions.push_back(first + i);
+    }
+  }
+  if (trace_ != nullptr) {
+    std::vector<uint32_t> slots;
+    for (const Work& item : work) slots.insert(slots.end(), item.tokens.size(), item.plan->slot);
+    trace_->begin_pass(positions, slots);
+  }
+  PassContext pass = context(tokens, positions, groups);
+  for (size_t layer = 0; layer < model_.shape().recurrent.size(); ++layer) {
+    std::vector<RecurrentState*>& states = pass.recurrent.emplace_back();
+    for (const Work& item : work) states.push_back(item.slot->recurrent[layer].get());
+  }
+  return model_.forward(pass, hidden);
+}
+
+absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidden, std::vector<RowReport>* rows) {
+  std::vector<int32_t> index;
+  int64_t most = 0;
+  for (const Work& item : work) {
+    for (const RowWant& want : item.plan->wants) {
+      index.push_back(static_cast<int32_t>(item.first_row + want.row));
+      if (want.top_n != kFullRow) most = std::max<int64_t>(most, want.top_n);
+    }
+  }
+  if (index.empty()) return absl::OkStatus();
+  const ModelShape& shape = model_.shape();
+  const int64_t count = static_cast<int64_t>(index.size());
+  const Tensor wanted = ops_.scratch(count, shape.hidden);
+  ops_.gather_rows(hidden, index, wanted);
+  const Tensor logits = ops_.scratch(count, shape.local_vocab);
+  PassContext pass = context({}, {}, {});
+  model_.logits(pass, wanted, logits);
+  std::vector<std::vector<Candidate>> candidates;
+  if (most > 0) candidates = ops_.top_candidates(logits, static_cast<int32_t>(shape.first_vocab_id), most);
+  int64_t at = 0;
+  for (const Work& item : work) {
+    for (const RowWant& want : item.plan->wants) {
+      RowReport& row = rows->emplace_back();
+      row.slot = item.plan->slot;
+      row.row = want.row;
+      row.first_id = static_cast<int32_t>(shape.first_vocab_id);
+      if (want.top_n == kFullRow) {
+        row.logits.resize(static_cast<size_t>(shape.local_vocab));
+        ops_.download(logits.row_range(at, 1), row.logits);
+      } else {
+        const std::vector<Candidate>& best = candidates[static_cast<size_t>(at)];
+        const size_t keep = std::min<size_t>(best.size(), want.top_n);
+        for (size_t i = 0; i < keep; ++i) row.candidates.push_back({best[i].logit, best[i].id});
+      }
+      ++at;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Prompt rows know the next token already: their MTP pairs leave keys and values now, all but the last certain row's,
+// whose next token is not known yet.
+absl::Status PassRunner::fill_mtp_keys(std::vector<Work>& work, Tensor hidden) {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> positions;
+  std::vector<RowGroup> groups;
+  std::vector<int32_t> index;
+  for (const Work& item : work) {
+    const int64_t pairs = static_cast<int64_t>(item.plan->certain) - 1;
+    if (!item.plan->use_mtp || pairs <= 0) continue;
+    const int64_t first = static_cast<int64_t>(item.plan->first_position);
+    groups.push_back({.first_row = static_cast<int64_t>(tokens.size()),
+                      .rows = pairs,
+                      .first_position = first,
+                      .certain = pairs,
+                      .pages = item.slot->pages});
+    for (int64_t i = 0; i < pairs; ++i) {
+      tokens.push_back(item.tokens[static_cast<size_t>(i + 1)]);
+      positions.push_back(first + i);
+      index.push_back(static_cast<int32_t>(item.first_row + i));
+    }
+  }
+  if (tokens.empty()) return absl::OkStatus();
+  const Tensor rows = ops_.scratch(static_cast<int64_t>(index.size()), model_.shape().hidden);
+  ops_.gather_rows(hidden, index, rows);
+  PassContext pass = context(tokens, positions, groups);
+  pass.trace = nullptr;
+  Tensor out;
+  if (absl::Status status = model_.mtp(pass, rows, !keep_mtp_logits_, &out); !status.ok()) return status;
+  if (!keep_mtp_logits_) return absl::OkStatus();
+  record_mtp(pass, out);
+  return absl::OkStatus();
+}
+
+void PassRunner::record_mtp(PassContext& pass, Tensor out) {
+  const Tensor logits = ops_.scratch(out.rows, model_.shape().local_vocab);
+  model_.logits(pass, out, logits);
+  for (int64_t i = 0; i < out.rows; ++i) {
+    RowReport& row = mtp_rows_.emplace_back();
+    row.row = static_cast<uint32_t>(pass.positions[static_cast<size_t>(i)]);
+    row.first_id = static_cast<int32_t>(model_.shape().first_vocab_id);
+    row.logits.resize(static_cast<size_t>(model_.shape().local_vocab));
+    ops_.download(logits.row_range(i, 1), row.logits);
+  }
+}
+
+void PassRunner::keep_window(std::vector<Work>& work, Tensor hidden) {
+  std::vector<int32_t> index;
+  for (Work& item : work) {
+    Slot& slot = *item.slot;
+    const int64_t rows = static_cast<int64_t>(item.tokens.size());
+    const int64_t certain = item.plan->certain;
+    const int64_t first = static_cast<int64_t>(item.plan->first_position);
+    slot.committed = first + certain;
+    slot.tentative = rows - certain;
+    slot.kept_tokens.assign(item.tokens.begin() + certain, item.tokens.end());
+    slot.kept_rows = 0;
+    if (!item.plan->use_mtp) continue;
+    slot.kept_rows = rows - certain + 1;
+    slot.kept_position = first + certain - 1;
+    index.resize(static_cast<size_t>(slot.kept_rows));
+    for (int64_t i = 0; i < slot.kept_rows; ++i) {
+      index[static_cast<size_t>(i)] = static_cast<int32_t>(item.first_row + certain - 1 + i);
+    }
+    ops_.gather_rows(hidden, index, slot.kept_hidden.row_range(0, slot.kept_rows));
+  }
+}
+
+}  // namespace tensorfold

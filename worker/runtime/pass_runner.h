@@ -1,0 +1,82 @@
+// Runs one rank's share of a pass: the same function on every rank, for prompt, verify and single rows alike.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "transport/base/communicator.h"
+#include "transport/pass/plan.h"
+#include "worker/model/model.h"
+#include "worker/runtime/exchange_sum.h"
+#include "worker/state/slots.h"
+
+namespace tensorfold {
+
+struct RunnerOptions {
+  int64_t slots = 16;
+  int64_t pages = 256;  // KV pages of kPageTokens tokens
+  /// A pass gets `step_timeout + rows * row_timeout` before a wait inside it gives up: long prompts take long.
+  std::chrono::milliseconds step_timeout{30000};
+  std::chrono::microseconds row_timeout{20000};
+};
+
+/// What a pass gave on this rank.
+struct LocalResult {
+  std::vector<RowReport> rows;               // this rank's candidates or logits of the wanted rows
+  std::vector<std::vector<int32_t>> drafts;  // per sequence, the same on every rank
+};
+
+/// Thread-safety: one thread runs passes.
+class PassRunner {
+ public:
+  /// Allocates KV pages and slots. `ops` and `model` outlive the runner.
+  static absl::StatusOr<std::unique_ptr<PassRunner>> create(Ops& ops, Model& model, const RunnerOptions& options);
+
+  /// Null for a world of one. After a regroup, the new communicator; call reset() with it.
+  void use(Communicator* communicator);
+  /// Forgets all sequences (weights stay).
+  void reset();
+  /// Must have passed validate_plan. Errors leave the slots in an undefined state: reset() before going on.
+  absl::StatusOr<LocalResult> run(const PassPlan& plan);
+
+  Deadline deadline_for(uint64_t rows) const;
+  void set_trace(Trace* trace) { trace_ = trace; }
+  /// Also computes the MTP layer's outputs of all pairs of use_mtp sequences and keeps their logits until the next pass
+  /// (the `logits` command); off in service.
+  void keep_mtp_logits(bool keep) { keep_mtp_logits_ = keep; }
+  /// Row = pair index.
+  const std::vector<RowReport>& mtp_rows() const { return mtp_rows_; }
+
+  int64_t kv_bytes() const { return kv_->bytes(); }
+  int64_t state_bytes() const { return slots_->state_bytes(); }
+
+ private:
+  struct Work;  // one sequence of the pass
+
+  PassRunner(Ops& ops, Model& model, const RunnerOptions& options);
+  absl::Status draft(std::vector<Work>& work);
+  absl::StatusOr<std::vector<int32_t>> best_tokens(Tensor hidden, PassContext& pass);
+  absl::Status forward(std::vector<Work>& work, Tensor* hidden);
+  absl::Status fill_mtp_keys(std::vector<Work>& work, Tensor hidden);
+  void record_mtp(PassContext& pass, Tensor out);
+  void keep_window(std::vector<Work>& work, Tensor hidden);
+  absl::Status report_rows(const std::vector<Work>& work, Tensor hidden, std::vector<RowReport>* rows);
+  PassContext context(std::span<const int32_t> tokens, std::span<const int64_t> positions,
+                      std::span<const RowGroup> groups);
+
+  Ops& ops_;
+  Model& model_;
+  const RunnerOptions options_;
+  Communicator* communicator_ = nullptr;
+  ExchangeSum sum_;
+  std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<SlotTable> slots_;
+  Trace* trace_ = nullptr;
+  bool keep_mtp_logits_ = false;
+  std::vector<RowReport> mtp_rows_;
+  Deadline deadline_ = Deadline::after(std::chrono::seconds(60));
+};
+
+}  // namespace tensorfold

@@ -1,0 +1,72 @@
+#include "worker/runtime/shards.h"
+
+#include <fmt/format.h>
+#include <openssl/evp.h>
+
+#include <array>
+
+#include "kernels/numerics/version.h"
+
+namespace tensorfold {
+namespace {
+
+std::string sha256_hex(const std::string& text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  EVP_Digest(text.data(), text.size(), digest.data(), &size, EVP_sha256(), nullptr);
+  std::string hex;
+  for (unsigned int i = 0; i < size; ++i) hex += fmt::format("{:02x}", digest[i]);
+  return hex;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world) {
+  absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir);
+  if (!checkpoint.ok()) return checkpoint.status();
+  const absl::StatusOr<WeightReader> reader = WeightReader::open(**checkpoint);
+  if (!reader.ok()) return reader.status();
+  const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();
+  if (!hash.ok()) return hash.status();
+  std::unique_ptr<ModelShards> shards(new ModelShards());
+  shards->world_ = world;
+  shards->config_ = (*checkpoint)->config();
+  // The weights have the last word on what the config leaves open.
+  shards->config_.tie_word_embeddings = reader->layout().tied_head();
+  if (!reader->layout().has_mtp()) shards->config_.mtp_layers = 0;
+  shards->notes_ = reader->layout().notes();
+  // Weights and configuration: eps, rope and the like change bits just as weights do.
+  shards->checkpoint_hash_ = sha256_hex(*hash + "\n" + canonical_text(shards->config_));
+  shards->checkpoint_ = *std::move(checkpoint);
+  shards->models_.resize(static_cast<size_t>(world));
+  return shards;
+}
+
+absl::Status ModelShards::load(int rank, Ops& packer) {
+  absl::StatusOr<WeightReader> reader = WeightReader::open(*checkpoint_);
+  if (!reader.ok()) return reader.status();
+  absl::StatusOr<std::unique_ptr<Model>> model = load_model(config_, *reader, packer, {world_, rank});
+  if (!model.ok()) return model.status();
+  if (absl::Status status = reader->check_all_used(); !status.ok()) return status;
+  models_[static_cast<size_t>(rank)] = *std::move(model);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world, Ops& packer) {
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world);
+  if (!shards.ok()) return shards.status();
+  for (int rank = 0; rank < world; ++rank) {
+    if (absl::Status status = (*shards)->load(rank, packer); !status.ok()) return status;
+  }
+  (*shards)->close_files();
+  return shards;
+}
+
+std::string numeric_fingerprint(const Ops& ops, const SlicePlan& slices, const std::string& options,
+                                const std::string& checkpoint_hash) {
+  const std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n", std::string(kNumericsVersion), ops.fingerprint_name(),
+                                       slices.text(), options, checkpoint_hash);
+  return sha256_hex(text).substr(0, 16);
+}
+
+}  // namespace tensorfold

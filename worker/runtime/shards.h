@@ -1,0 +1,53 @@
+// A checkpoint opened, checked and loaded: one model a rank that this process holds.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/checkpoint/checkpoint.h"
+#include "worker/model/model.h"
+
+namespace tensorfold {
+
+/// Thread-safety: open and load from one thread; afterwards the weights are immutable and each rank's Model is used by
+/// one thread.
+class ModelShards {
+ public:
+  /// Opens and checks the folder and hashes every byte; loads no weights yet.
+  static absl::StatusOr<std::unique_ptr<ModelShards>> open(const std::string& dir, int world);
+  /// Packs the share of `rank` with `packer` (any CPU Ops will do for any other). Errors name the tensor.
+  absl::Status load(int rank, Ops& packer);
+  /// open() and load() of all ranks of `world`.
+  static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world, Ops& packer);
+
+  int world() const { return world_; }
+  /// The config as loaded (tied head and MTP layer settled by what the weights have).
+  const ModelConfig& config() const { return config_; }
+  const ModelShape& shape(int rank) const { return models_[static_cast<size_t>(rank)]->shape(); }
+  Model& model(int rank) { return *models_[static_cast<size_t>(rank)]; }
+  /// SHA-256 over every tensor and the configuration.
+  const std::string& checkpoint_hash() const { return checkpoint_hash_; }
+  /// What a person should know about the load: skipped tensors, decisions taken. One line each.
+  const std::vector<std::string>& notes() const { return notes_; }
+  /// Unmaps the files once all that is wanted has been loaded.
+  void close_files() { checkpoint_.reset(); }
+
+ private:
+  ModelShards() = default;
+
+  int world_ = 1;
+  ModelConfig config_;
+  std::string checkpoint_hash_;
+  std::vector<std::string> notes_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::vector<std::unique_ptr<Model>> models_;  // [world]; null where not loaded
+};
+
+/// The numeric fingerprint (contract, section 1): 16 hex characters of SHA-256 over numerics version, backend, slice
+/// plan, precision and KV options, and the hash of the weights.
+std::string numeric_fingerprint(const Ops& ops, const SlicePlan& slices, const std::string& options,
+                                const std::string& checkpoint_hash);
+
+}  // namespace tensorfold

@@ -1,0 +1,75 @@
+#include "worker/state/slots.h"
+
+#include <fmt/format.h>
+
+#include "absl/status/statusor.h"
+
+namespace tensorfold {
+
+SlotTable::SlotTable(const ModelShape& shape, Ops& ops, int64_t slots, int64_t pages)
+    : shape_(shape), ops_(ops), pages_(pages), slots_(static_cast<size_t>(slots)) {}
+
+void SlotTable::release(uint32_t slot) {
+  if (slot >= slots_.size()) return;
+  Slot& freed = slots_[slot];
+  freed.in_use = false;
+  freed.pages.clear();
+  freed.kept_rows = 0;
+}
+
+void SlotTable::start(Slot& slot) {
+  slot.in_use = true;
+  slot.committed = 0;
+  slot.tentative = 0;
+  slot.pages.clear();
+  slot.kept_rows = 0;
+  slot.kept_tokens.clear();
+  if (slot.recurrent.empty()) {
+    for (const DeltaNetShape& shape : shape_.recurrent) slot.recurrent.push_back(ops_.make_recurrent_state(shape));
+  }
+  for (const std::unique_ptr<RecurrentState>& state : slot.recurrent) state->reset();
+  if (shape_.has_mtp && slot.kept_hidden.data == nullptr) slot.kept_hidden = ops_.persistent(kMaxWindow, shape_.hidden);
+}
+
+absl::StatusOr<Slot*> SlotTable::open(const SequencePlan& plan) {
+  if (plan.slot >= slots_.size()) {
+    return absl::InvalidArgumentError(fmt::format("plan uses slot {}, this rank has {}", plan.slot, slots_.size()));
+  }
+  Slot& slot = slots_[plan.slot];
+  if (plan.fresh) {
+    start(slot);
+  } else if (!slot.in_use) {
+    return absl::FailedPreconditionError(fmt::format("plan continues slot {}, which is free here", plan.slot));
+  }
+  if (static_cast<int64_t>(plan.accepted) > slot.tentative) {
+    return absl::FailedPreconditionError(fmt::format("plan accepts {} rows of slot {}, its last window had {}",
+                                                     plan.accepted, plan.slot, slot.tentative));
+  }
+  const int64_t at = slot.committed + plan.accepted;
+  if (static_cast<int64_t>(plan.first_position) != at) {
+    return absl::FailedPreconditionError(
+        fmt::format("plan says position {} for slot {}, its state is at {}", plan.first_position, plan.slot, at));
+  }
+  for (const int32_t page : plan.new_pages) {
+    if (page >= pages_) {
+      return absl::InvalidArgumentError(fmt::format("plan uses page {}, this rank has {}", page, pages_));
+    }
+    slot.pages.push_back(page);
+  }
+  const int64_t end = at + static_cast<int64_t>(plan.tokens.size()) + plan.mtp_steps;
+  if (end > static_cast<int64_t>(slot.pages.size()) * kPageTokens) {
+    return absl::InvalidArgumentError(fmt::format("plan runs slot {} to position {}, its {} pages end at {}", plan.slot,
+                                                  end, slot.pages.size(), slot.pages.size() * kPageTokens));
+  }
+  return &slot;
+}
+
+int64_t SlotTable::state_bytes() const {
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    for (const std::unique_ptr<RecurrentState>& state : slot.recurrent) bytes += state->bytes();
+  }
+  return bytes;
+}
+
+}  // namespace tensorfold
