@@ -208,6 +208,34 @@ std::string_view template_role_name(ChatRole role) {
   return chat_role_name(role == ChatRole::kDeveloper ? ChatRole::kSystem : role);
 }
 
+boost::json::array template_messages(std::span<const ChatMessage> messages) {
+  array out;
+  for (const ChatMessage& message : messages) {
+    object item;
+    item["role"] = template_role_name(message.role);
+    item["content"] = message.content;
+    if (message.reasoning_content) item["reasoning_content"] = *message.reasoning_content;
+    if (message.name) item["name"] = *message.name;
+    if (message.tool_call_id) item["tool_call_id"] = *message.tool_call_id;
+    if (!message.tool_calls.empty()) {
+      array calls;
+      for (const HistoryToolCall& call : message.tool_calls) {
+        object function;
+        function["name"] = call.name;
+        function["arguments"] = call.arguments;
+        object entry;
+        if (!call.id.empty()) entry["id"] = call.id;
+        entry["type"] = "function";
+        entry["function"] = std::move(function);
+        calls.push_back(std::move(entry));
+      }
+      item["tool_calls"] = std::move(calls);
+    }
+    out.push_back(std::move(item));
+  }
+  return out;
+}
+
 std::vector<ChatMessage> read_messages(Fields& fields) {
   std::vector<ChatMessage> messages;
   const array* items = fields.array("messages", kMaxMessages);

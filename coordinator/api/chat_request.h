@@ -11,6 +11,7 @@
 #include <boost/json/value.hpp>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,11 @@ struct ChatRequest {
 };
 
 ApiOr<ChatRequest> parse_chat_request(std::string_view body, const RequestDefaults& defaults);
+
+// The messages as templates take them: {"role", "content", …}; developer is system, absent members are left out, and
+// calls are
+// {"id", "type": "function", "function": {"name", "arguments"}}.
+boost::json::array template_messages(std::span<const ChatMessage> messages);
 
 // `messages` and `tools` of an already parsed body, for the endpoints that share them.
 class Fields;

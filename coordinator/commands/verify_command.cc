@@ -19,7 +19,7 @@ struct VerifyFlags {
   bool negative_control = false;
   bool every_cell = false;
   size_t sample = 0;
-  uint32_t prompt_tokens = 40;
+  uint32_t prompt_tokens = 70;
   uint32_t reply_tokens = 12;
   uint64_t seed = 1;
   std::vector<int> worlds;

@@ -1,8 +1,11 @@
 #include "coordinator/sampling/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -84,38 +87,79 @@ class Draw {
 template <typename Entries>
 void offer_min_p(const SamplingParams& params, double max, const Entries& kept, Draw& draw) {
   const double bar = params.min_p * kMassUnit;
+  // Well under the bar no exp is needed: a mass is at most exp(x) * 2^40.
+  const double far_below = params.min_p > 0.0 ? log64(params.min_p) - 1e-6 : 0.0;
   for (const Entry& entry : kept) {
     const double scaled = entry.logit / params.temperature;
-    if (params.min_p > 0.0 && static_cast<double>(nucleus_mass(scaled, max)) < bar) continue;
+    if (params.min_p > 0.0) {
+      if (scaled - max < far_below || static_cast<double>(nucleus_mass(scaled, max)) < bar) continue;
+    }
     draw.offer(scaled, entry);
   }
 }
 
-// The nucleus of `set`, best first. Takes the best from a heap one by one: it is mostly a few tokens of a large set.
-std::vector<Entry> take_nucleus(const SamplingParams& params, double max, std::vector<Entry>& set) {
-  uint64_t total = 0;
-  size_t massive = 0;
+// exp(x) for x in [kMasslessBelow, 0], within 1e-5 of it relatively (the series' first missing term is 3e-6): cheap
+// enough for every token of a vocabulary.
+double rough_exp(double x) {
+  const double y = x * 1.4426950408889634;
+  const int32_t n = static_cast<int32_t>(y - 0.5);
+  const double r = (y - n) * 0.6931471805599453;
+  const double series = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6 + r * (1.0 / 24 + r * (1.0 / 120)))));
+  return series * std::bit_cast<double>(static_cast<uint64_t>(n + 1023) << 52);
+}
+
+// Keeps the tokens of `set` that can have mass, and bounds the sum of their masses.
+struct MassBounds {
+  uint64_t least = 0;
+  uint64_t most = 0;
+};
+MassBounds drop_massless(const SamplingParams& params, double max, std::vector<Entry>& set) {
+  double sum = 0.0;
+  size_t kept = 0;
   for (const Entry& entry : set) {
-    const uint64_t mass = nucleus_mass(entry.logit / params.temperature, max);
-    total += mass;
-    if (mass > 0) set[massive++] = entry;
+    const double x = entry.logit / params.temperature - max;
+    if (x < kMasslessBelow) continue;
+    sum += rough_exp(x);
+    set[kept++] = entry;
   }
-  set.resize(massive);
+  set.resize(kept);
+  // Rounding down takes less than 1 from each mass.
+  const double mass = sum * kMassUnit;
+  const double slack = static_cast<double>(kept) + 1.0;
+  const double least = mass * (1.0 - 2e-5) - slack;
+  return {least > 0.0 ? static_cast<uint64_t>(least) : 0, static_cast<uint64_t>(mass * (1.0 + 2e-5) + slack)};
+}
+
+// The nucleus, best first, if every total within `bounds` gives the same one. Takes the best from a heap one by one: a
+// nucleus is mostly a few tokens of a large set. Only reorders `set`.
+std::optional<std::vector<Entry>> nucleus_within(const SamplingParams& params, double max, MassBounds bounds,
+                                                 std::vector<Entry>& set) {
   const auto after = [](const Entry& a, const Entry& b) { return before(b, a); };
   std::make_heap(set.begin(), set.end(), after);
-  const Nucleus nucleus(params.top_p, total);
+  const Nucleus least(params.top_p, bounds.least);
+  const Nucleus most(params.top_p, bounds.most);
   std::vector<Entry> kept;
   uint64_t mass_before = 0;
-  while (!set.empty()) {
+  for (auto end = set.end(); end != set.begin(); --end) {
     const Entry entry = set.front();
     const uint64_t mass = nucleus_mass(entry.logit / params.temperature, max);
-    if (!nucleus.keeps(mass_before, mass)) break;
+    if (least.keeps(mass_before, 1) != most.keeps(mass_before, 1)) return std::nullopt;
+    if (!most.keeps(mass_before, 1)) break;
+    std::pop_heap(set.begin(), end, after);
+    if (mass == 0) continue;  // in no nucleus
     kept.push_back(entry);
     mass_before += mass;
-    std::pop_heap(set.begin(), set.end(), after);
-    set.pop_back();
   }
   return kept;
+}
+
+std::vector<Entry> take_nucleus(const SamplingParams& params, double max, std::vector<Entry>& set) {
+  // The exact total costs an exact exp a token; bounds on it nearly always decide.
+  const MassBounds bounds = drop_massless(params, max, set);
+  if (auto kept = nucleus_within(params, max, bounds, set)) return *std::move(kept);
+  uint64_t total = 0;
+  for (const Entry& entry : set) total += nucleus_mass(entry.logit / params.temperature, max);
+  return *nucleus_within(params, max, {total, total}, set);
 }
 
 // Temperature, top-p, min-p and the draw, over a set that is complete. `set` is not empty; its order does not matter.

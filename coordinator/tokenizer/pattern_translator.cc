@@ -322,8 +322,7 @@ absl::Status Translator::interval() {
   if (!again && accept("?")) text += '?';
   not_an_atom(text);
   if (again) {
-    out_.insert(start, "(?:");
-    out_ += ')';
+    out_ = fmt::format("{}(?:{})", out_.substr(0, start), out_.substr(start));
     atom_start_ = start;
   }
   return absl::OkStatus();

@@ -211,14 +211,12 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::encode_segments(std::span<const 
         call.ids.push_back(span.id);
         continue;
       }
-      const bool whole = span.begin == 0 && span.end == part.size();
       PreTokenizedText& piece = call.texts.emplace_back();
-      piece.text = whole ? std::move(part) : part.substr(span.begin, span.end - span.begin);
+      piece.text = part.substr(span.begin, span.end - span.begin);
       piece.untrusted = part_untrusted.slice(span.begin, span.end);
       status = impl_->pre_tokenizer.run(piece, call.scratch);
       if (!status.ok()) return status;
       call.encode_words(impl_->bpe, piece, options.added_tokens);
-      if (whole) break;
     }
   }
   if (options.add_special_tokens) call.ids.insert(call.ids.end(), impl_->suffix.begin(), impl_->suffix.end());

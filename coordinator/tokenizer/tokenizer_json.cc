@@ -161,7 +161,7 @@ class SpecReader {
   absl::Status split(const json::object& object, const std::string& path);
   absl::Status byte_level(const json::object& object, const std::string& path);
   absl::Status digits(const json::object& object, const std::string& path);
-  absl::Status add_step(std::string pattern, std::string shown, SplitBehavior behavior, bool invert,
+  absl::Status add_step(const std::string& pattern, std::string shown, SplitBehavior behavior, bool invert,
                         const std::string& path);
   absl::Status post_processor(const json::value& value, const std::string& path);
   absl::Status template_processing(const json::object& object, const std::string& path);
@@ -358,7 +358,7 @@ absl::Status SpecReader::pre_tokenizer(const json::value& value, const std::stri
   return refused(path, &value, "Split, Digits, ByteLevel and Sequence are read");
 }
 
-absl::Status SpecReader::add_step(std::string pattern, std::string shown, SplitBehavior behavior, bool invert,
+absl::Status SpecReader::add_step(const std::string& pattern, std::string shown, SplitBehavior behavior, bool invert,
                                   const std::string& path) {
   absl::StatusOr<std::unique_ptr<SplitRegex>> regex = SplitRegex::compile(pattern, std::move(shown));
   if (!regex.ok()) {

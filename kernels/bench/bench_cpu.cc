@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "kernels/cpu/isa.h"
@@ -13,110 +14,133 @@
 namespace tensorfold {
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-std::unique_ptr<Ops> must_make(const CpuOptions& options) {
-  std::string error;
-  std::unique_ptr<Ops> ops = make_cpu_ops(options, &error);
-  kernel_check(ops != nullptr, error.c_str());
-  return ops;
-}
-
-std::shared_ptr<ThreadPool> pool_of(const CpuOptions& options) {
-  if (options.pool != nullptr) return options.pool;
-  const int threads = options.threads > 0 ? options.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  return std::make_shared<ThreadPool>(threads);
-}
-
-// Runs `body` until `seconds` have passed, at least three times; the shortest time.
-template <typename Body>
-double best_time(double seconds, const Body& body) {
+// Something to measure: one turn of it, and the shortest turn so far.
+struct Probe {
+  std::function<void()> turn;
   double best = 1e30;
-  const double end = now() + seconds;
-  for (int i = 0; i < 3 || now() < end; ++i) {
-    const double start = now();
-    body();
-    best = std::min(best, now() - start);
+};
+
+class Bandwidth {
+ public:
+  explicit Bandwidth(ThreadPool* pool) : pool_(pool), memory_(kPiece * kPieces * 4) {
+    pool_->parallel_for(kPieces, 1, [&](int64_t begin, int64_t end, int) {
+      std::memset(memory_.floats() + begin * kPiece, 0, static_cast<size_t>((end - begin) * kPiece) * 4);
+    });
   }
-  return best;
-}
+  void run(const KernelTable& kernels) {
+    pool_->parallel_for(kPieces, 16, [&](int64_t begin, int64_t end, int) {
+      volatile float sum = kernels.read_all(memory_.floats() + begin * kPiece, (end - begin) * kPiece);
+      static_cast<void>(sum);
+    });
+  }
+  double bytes() const { return static_cast<double>(memory_.size()); }
+
+ private:
+  static constexpr int64_t kPiece = 65536, kPieces = 1024;  // 256 MiB
+  ThreadPool* pool_;
+  MemoryBlock memory_;
+};
+
+// The products of a case, packed and ready.
+class Products {
+ public:
+  Products(Ops* ops, const MatmulCase& one) : ops_(ops) {
+    for (const MatmulShape& shape : one.shapes) {
+      std::vector<uint16_t> values(static_cast<size_t>(shape.out * shape.cols));
+      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3c00 + i * 2654435761u % 512);
+      MatrixSource source;
+      source.format = WeightFormat::kBf16;
+      source.rows = shape.out;
+      source.cols = shape.cols;
+      source.data = reinterpret_cast<const std::byte*>(values.data());
+      source.row_bytes = shape.cols * 2;
+      const Tensor x = ops->persistent(one.rows, shape.cols), out = ops->persistent(one.rows, shape.out);
+      ops->upload(std::vector<float>(static_cast<size_t>(one.rows * shape.cols), 0.5f), x);
+      for (int64_t i = 0; i < shape.copies; ++i) {
+        calls_.push_back({ops->pack(std::span<const MatrixSource>(&source, 1)), x, out});
+        times_.bytes += static_cast<double>(calls_.back().weight->bytes());
+        times_.operations += 2.0 * static_cast<double>(one.rows * shape.out * shape.cols);
+      }
+    }
+  }
+  void run() {
+    for (const Call& call : calls_) ops_->matmul(*call.weight, call.x, call.out);
+  }
+  const MatmulTimes& times() const { return times_; }
+
+ private:
+  struct Call {
+    std::unique_ptr<Weight> weight;
+    Tensor x, out;
+  };
+  Ops* ops_;
+  std::vector<Call> calls_;
+  MatmulTimes times_;
+};
 
 }  // namespace
-
-CpuLimits measure_limits(const CpuOptions& options, double seconds) {
-  const KernelTable* kernels = kernels_for(options.isa);
-  kernel_check(kernels != nullptr, "measure_limits: no such instruction set");
-  const std::shared_ptr<ThreadPool> pool = pool_of(options);
-  const int64_t threads = pool->threads();
-  CpuLimits limits;
-
-  constexpr int64_t kPiece = 65536, kPieces = 1024;  // 256 MiB
-  MemoryBlock memory(kPiece * kPieces * 4);
-  pool->parallel_for(kPieces, 1, [&](int64_t begin, int64_t end, int) {
-    std::memset(memory.floats() + begin * kPiece, 0, static_cast<size_t>((end - begin) * kPiece) * 4);
-  });
-  std::vector<float> sums(static_cast<size_t>(threads) * 16);
-  const double read = best_time(seconds, [&] {
-    pool->parallel_for(kPieces, 16, [&](int64_t begin, int64_t end, int worker) {
-      sums[static_cast<size_t>(worker) * 16] += kernels->read_all(memory.floats() + begin * kPiece, (end - begin) * kPiece);
-    });
-  });
-  limits.bandwidth = static_cast<double>(memory.size()) / read;
-
-  std::vector<double> operations(static_cast<size_t>(threads) * 8);
-  constexpr int64_t kRuns = 64, kSteps = 20000;
-  const double burn = best_time(seconds, [&] {
-    pool->parallel_for(kRuns, 1, [&](int64_t, int64_t, int worker) {
-      operations[static_cast<size_t>(worker) * 8] = kernels->burn_fma(kSteps, &sums[static_cast<size_t>(worker) * 16]);
-    });
-  });
-  limits.fma_rate = *std::max_element(operations.begin(), operations.end()) * kRuns / burn;
-  return limits;
-}
 
 double MatmulTimes::of_roofline(const CpuLimits& limits) const {
   return std::max(bytes / limits.bandwidth, operations / limits.fma_rate) / seconds;
 }
 
-MatmulTimes measure_matmuls(const CpuOptions& options, std::span<const MatmulShape> shapes, int64_t rows, double seconds) {
-  const std::unique_ptr<Ops> ops = must_make(options);
-  struct Call {
-    std::unique_ptr<Weight> weight;
-    Tensor x, out;
-  };
-  std::vector<Call> calls;
-  MatmulTimes times;
-  for (const MatmulShape& shape : shapes) {
-    std::vector<uint16_t> values(static_cast<size_t>(shape.out * shape.cols));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3c00 + i * 2654435761u % 512);
-    MatrixSource source;
-    source.format = WeightFormat::kBf16;
-    source.rows = shape.out;
-    source.cols = shape.cols;
-    source.data = reinterpret_cast<const std::byte*>(values.data());
-    source.row_bytes = shape.cols * 2;
-    const Tensor x = ops->persistent(rows, shape.cols), out = ops->persistent(rows, shape.out);
-    ops->upload(std::vector<float>(static_cast<size_t>(rows * shape.cols), 0.5f), x);
-    for (int64_t i = 0; i < shape.copies; ++i) {
-      calls.push_back({ops->pack(std::span<const MatrixSource>(&source, 1)), x, out});
-      times.bytes += static_cast<double>(calls.back().weight->bytes());
-      times.operations += 2.0 * static_cast<double>(rows * shape.out * shape.cols);
+CpuReport measure_cpu(const CpuOptions& options, std::span<const MatmulCase> cases, double seconds) {
+  const KernelTable* kernels = kernels_for(options.isa);
+  kernel_check(kernels != nullptr, "measure_cpu: no such instruction set");
+  CpuOptions own = options;
+  if (own.pool == nullptr) {
+    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    own.pool = std::make_shared<ThreadPool>(options.threads > 0 ? options.threads : cores);
+  }
+  std::string error;
+  const std::unique_ptr<Ops> ops = make_cpu_ops(own, &error);
+  kernel_check(ops != nullptr, error.c_str());
+
+  std::vector<Probe> probes;
+  Bandwidth bandwidth(own.pool.get());
+  probes.push_back({[&] { bandwidth.run(*kernels); }});
+  constexpr int64_t kRuns = 64, kSteps = 20000;
+  std::vector<double> operations(static_cast<size_t>(own.pool->threads()) * 8);
+  probes.push_back({[&] {
+    own.pool->parallel_for(kRuns, 1, [&](int64_t, int64_t, int worker) {
+      float sink;
+      operations[static_cast<size_t>(worker) * 8] = kernels->burn_fma(kSteps, &sink);
+    });
+  }});
+  std::vector<std::unique_ptr<Products>> products;
+  for (const MatmulCase& one : cases) {
+    products.push_back(std::make_unique<Products>(ops.get(), one));
+    probes.push_back({[p = products.back().get()] { p->run(); }});
+  }
+
+  const double end = now() + seconds;
+  for (int turn = 0; turn < 3 || now() < end; ++turn) {
+    for (Probe& probe : probes) {
+      const double start = now();
+      probe.turn();
+      probe.best = std::min(probe.best, now() - start);
     }
   }
-  times.seconds = best_time(seconds, [&] {
-    for (const Call& call : calls) ops->matmul(*call.weight, call.x, call.out);
-  });
-  return times;
+
+  CpuReport report;
+  report.limits.bandwidth = bandwidth.bytes() / probes[0].best;
+  report.limits.fma_rate = *std::max_element(operations.begin(), operations.end()) * kRuns / probes[1].best;
+  for (size_t i = 0; i < products.size(); ++i) {
+    report.times.push_back(products[i]->times());
+    report.times.back().seconds = probes[i + 2].best;
+  }
+  return report;
 }
 
-std::vector<MatmulShape> small_llama_shapes() {
-  return {{"qkv_proj", 960, 576, 30},
-          {"o_proj", 576, 576, 30},
-          {"gate_up_proj", 3072, 576, 30},
-          {"down_proj slice", 576, 192, 240},
-          {"lm_head", 49152, 576, 1}};
+std::vector<MatmulShape> small_llama_shapes(int64_t layers, bool head) {
+  std::vector<MatmulShape> shapes = {{"qkv_proj", 960, 576, layers},
+                                     {"o_proj", 576, 576, layers},
+                                     {"gate_up_proj", 3072, 576, layers},
+                                     {"down_proj slices", 576, 192, 8 * layers}};
+  if (head) shapes.push_back({"lm_head", 49152, 576, 1});
+  return shapes;
 }
 
 }  // namespace tensorfold

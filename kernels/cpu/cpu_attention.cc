@@ -1,5 +1,5 @@
-// Paged keys and values, and attention's work items. What is computed together and by whom is decided here; the order of
-// arithmetic is the kernels' (impl_attention.h) and does not depend on it.
+// Paged keys and values, and attention's work items. What is computed together and by whom is decided here; the order
+// of arithmetic is the kernels' (impl_attention.h) and does not depend on it.
 #include <algorithm>
 #include <cstring>
 

@@ -50,7 +50,7 @@ struct CpuOps::DeltaRun {
   };
   struct Group {
     CpuRecurrentState* state = nullptr;
-    int64_t first = 0;   // index into rows
+    int64_t first = 0;  // index into rows
     int64_t count = 0;
     int64_t commit = 0;  // leading rows that advance the committed state
   };
@@ -73,7 +73,8 @@ CpuOps::DeltaRun CpuOps::start_delta_run(const DeltaNetArgs& args) {
                      state->v_heads_ == shape.v_heads && state->taps_ == shape.conv_kernel,
                  "delta net: state of another shape");
     kernel_check(g.first_row >= 0 && g.first_row + g.rows <= args.qkv.rows, "row group outside the pass");
-    kernel_check(g.accepted >= 0 && g.accepted <= state->kept, "delta net: more rows accepted than the last window had");
+    kernel_check(g.accepted >= 0 && g.accepted <= state->kept,
+                 "delta net: more rows accepted than the last window had");
     kernel_check(g.certain >= 0 && g.certain <= g.rows && g.rows - g.certain <= state->max_window_,
                  "delta net: window wider than max_window");
     run.groups.push_back({state, static_cast<int64_t>(run.rows.size()), g.accepted + g.rows, g.accepted + g.certain});
@@ -115,13 +116,16 @@ void CpuOps::delta_inputs(const DeltaNetArgs& args, const DeltaRun& run) {
         continue;
       }
       const bool key_side = unit < 2 * shape.k_heads;
-      const int64_t first = key_side ? unit * shape.dk : 2 * shape.k_heads * shape.dk + (unit - 2 * shape.k_heads) * shape.dv;
+      const int64_t first =
+          key_side ? unit * shape.dk : 2 * shape.k_heads * shape.dk + (unit - 2 * shape.k_heads) * shape.dv;
       const int64_t n = key_side ? shape.dk : shape.dv;
       const DeltaRun::Group& group = run.groups[static_cast<size_t>(row.group)];
       const float* window[16];
       for (int64_t t = 0; t < taps; ++t) {
         const int64_t at = r - group.first - (taps - 1) + t;  // row in the group; before it comes the history
-        window[t] = (at >= 0 ? run.rows[static_cast<size_t>(group.first + at)].qkv : group.state->history(at + taps - 1)) + first;
+        window[t] =
+            (at >= 0 ? run.rows[static_cast<size_t>(group.first + at)].qkv : group.state->history(at + taps - 1)) +
+            first;
       }
       float* out = run.mixed + r * channels + first;
       kernels_->conv_silu(window, weight + first, channels, taps, n, out);
@@ -175,15 +179,16 @@ void CpuOps::delta_net(const DeltaNetArgs& args) {
   delta_inputs(args, run);
   delta_heads(args, run);
 
-  // The convolution's committed history, then this window's tentative inputs. Both may come from the kept rows of the last
-  // window, which are overwritten last.
+  // The convolution's committed history, then this window's tentative inputs. Both may come from the kept rows of the
+  // last window, which are overwritten last.
   const int64_t channels = shape.channels(), history = shape.conv_kernel - 1;
   const size_t row_bytes = static_cast<size_t>(channels) * sizeof(float);
   for (const DeltaRun::Group& group : run.groups) {
     CpuRecurrentState& state = *group.state;
     for (int64_t t = 0; t < history; ++t) {
       const int64_t at = group.commit - history + t;
-      const float* from = at >= 0 ? run.rows[static_cast<size_t>(group.first + at)].qkv : state.history(t + group.commit);
+      const float* from =
+          at >= 0 ? run.rows[static_cast<size_t>(group.first + at)].qkv : state.history(t + group.commit);
       std::memmove(state.history(t), from, row_bytes);
     }
     state.kept = group.count - group.commit;

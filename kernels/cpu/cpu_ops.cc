@@ -49,7 +49,8 @@ std::unique_ptr<Ops> make_cpu_ops(const CpuOptions& options, std::string* error)
     return nullptr;
   }
   if (options.threads < 0 || options.threads > kMaxThreads) {
-    *error = "threads must be 0 (one a core) to " + std::to_string(kMaxThreads) + ", not " + std::to_string(options.threads);
+    *error =
+        "threads must be 0 (one a core) to " + std::to_string(kMaxThreads) + ", not " + std::to_string(options.threads);
     return nullptr;
   }
   std::shared_ptr<ThreadPool> pool = options.pool;
@@ -64,7 +65,9 @@ std::unique_ptr<Weight> CpuOps::pack(std::span<const MatrixSource> blocks) {
   return pack_weight(blocks, &weights_, pool_.get());
 }
 
-std::unique_ptr<Vector> CpuOps::pack_vector(std::span<const float> values) { return std::make_unique<CpuVector>(values); }
+std::unique_ptr<Vector> CpuOps::pack_vector(std::span<const float> values) {
+  return std::make_unique<CpuVector>(values);
+}
 
 Tensor CpuOps::scratch(int64_t rows, int64_t cols) {
   const int64_t stride = round_up(cols, 16);
@@ -102,7 +105,8 @@ void CpuOps::embed(const Weight& table, std::span<const int32_t> ids, Tensor out
   });
 }
 
-void CpuOps::matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel_end, Tensor x, Tensor out, int worker) {
+void CpuOps::matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel_end, Tensor x, Tensor out,
+                          int worker) {
   for (const CpuWeight::Segment& s : w.segments()) {
     const int64_t begin = std::max(panel_begin - s.first_panel, int64_t{0});
     const int64_t end = std::min(panel_end - s.first_panel, s.panels);
@@ -110,13 +114,15 @@ void CpuOps::matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel
     std::unique_ptr<MemoryBlock>& scratch = worker_scratch_[static_cast<size_t>(worker)];
     const int64_t bytes = kernels_->matmul_scratch_floats(s.view) * 4;
     if (scratch == nullptr || scratch->size() < bytes) scratch = std::make_unique<MemoryBlock>(bytes);
-    kernels_->matmul(s.view, begin, end, x.data, x.stride, x.rows, out.data + s.first_row, out.stride, scratch->floats());
+    kernels_->matmul(s.view, begin, end, x.data, x.stride, x.rows, out.data + s.first_row, out.stride,
+                     scratch->floats());
   }
 }
 
 void CpuOps::matmul(const Weight& weight, Tensor x, Tensor out) {
   const CpuWeight& w = cpu_weight(weight);
-  kernel_check(x.cols == w.in_features() && out.cols == w.out_features() && x.rows == out.rows, "matmul: shapes differ");
+  kernel_check(x.cols == w.in_features() && out.cols == w.out_features() && x.rows == out.rows,
+               "matmul: shapes differ");
   if (x.rows == 0) return;
   // Work is cut by outputs only: blocks of input rows (that stay in the second-level cache) times runs of panels.
   constexpr int64_t kInputBytes = 384 * 1024, kRunBytes = 64 * 1024;
@@ -132,7 +138,8 @@ void CpuOps::matmul(const Weight& weight, Tensor x, Tensor out) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i / runs * row_block, rows = std::min(row_block, x.rows - first);
       const int64_t panel = i % runs * run;
-      matmul_range(w, panel, std::min(panel + run, w.panels()), x.row_range(first, rows), out.row_range(first, rows), worker);
+      matmul_range(w, panel, std::min(panel + run, w.panels()), x.row_range(first, rows), out.row_range(first, rows),
+                   worker);
     }
   });
 }
@@ -178,20 +185,22 @@ void CpuOps::gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) 
   }
 }
 
-RopeTable CpuOps::rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq, double attention_factor) {
+RopeTable CpuOps::rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
+                             double attention_factor) {
   const int64_t rows = static_cast<int64_t>(positions.size()), pairs = static_cast<int64_t>(inv_freq.size());
   RopeTable table{scratch(rows, pairs), scratch(rows, pairs)};
-  pool_->parallel_for(rows, std::max<int64_t>(1, 256 / std::max<int64_t>(pairs, 1)), [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      const double position = static_cast<double>(positions[static_cast<size_t>(r)]);
-      for (int64_t i = 0; i < pairs; ++i) {
-        double sine, cosine;
-        sincos64(position * static_cast<double>(inv_freq[static_cast<size_t>(i)]), &sine, &cosine);
-        table.cos.data[r * table.cos.stride + i] = static_cast<float>(cosine * attention_factor);
-        table.sin.data[r * table.sin.stride + i] = static_cast<float>(sine * attention_factor);
-      }
-    }
-  });
+  pool_->parallel_for(rows, std::max<int64_t>(1, 256 / std::max<int64_t>(pairs, 1)),
+                      [&](int64_t begin, int64_t end, int) {
+                        for (int64_t r = begin; r < end; ++r) {
+                          const double position = static_cast<double>(positions[static_cast<size_t>(r)]);
+                          for (int64_t i = 0; i < pairs; ++i) {
+                            double sine, cosine;
+                            sincos64(position * static_cast<double>(inv_freq[static_cast<size_t>(i)]), &sine, &cosine);
+                            table.cos.data[r * table.cos.stride + i] = static_cast<float>(cosine * attention_factor);
+                            table.sin.data[r * table.sin.stride + i] = static_cast<float>(sine * attention_factor);
+                          }
+                        }
+                      });
   return table;
 }
 

@@ -1,7 +1,7 @@
 // The CPU backend: every Ops operation in fp32 on AVX-512, AVX2, NEON or portable C++, all giving the same bits.
 //
-// The kernels are written once against a 16-lane vector and compiled once per instruction set; the choice is made when the
-// Ops object is made and cannot change a result, nor can the number of threads.
+// The kernels are written once against a 16-lane vector and compiled once per instruction set; the choice is made when
+// the Ops object is made and cannot change a result, nor can the number of threads.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ struct CpuOptions {
   int threads = 0;
   /// auto | avx512 | avx2 | neon | portable. auto takes the widest that the machine has.
   std::string isa = "auto";
-  /// If set, use this pool (and its thread count) rather than an own one. May be shared by several Ops objects: while one
-  /// of them is computing with it, the others compute on their calling threads alone.
+  /// If set, use this pool (and its thread count) rather than an own one. May be shared by several Ops objects: while
+  /// one of them is computing with it, the others compute on their calling threads alone.
   std::shared_ptr<ThreadPool> pool;
 };
 

@@ -13,8 +13,8 @@
 
 namespace tensorfold {
 
-// [layer][page][kv head][key block of 16]{keys [head_dim][16], values [16][value_stride]}, fp32. Keys lie transposed, so that
-// the 16 keys of a block are the 16 lanes of a score.
+// [layer][page][kv head][key block of 16]{keys [head_dim][16], values [16][value_stride]}, fp32. Keys lie transposed,
+// so that the 16 keys of a block are the 16 lanes of a score.
 class CpuKvCache : public KvCache {
  public:
   CpuKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim);
@@ -43,11 +43,11 @@ class CpuRecurrentState : public RecurrentState {
 
   int64_t value_stride() const { return round_up(dv_, 16); }
   int64_t head_floats() const { return dk_ * value_stride(); }
-  float* head(int64_t v_head) { return memory_.floats() + v_head * head_floats(); }         // S [dk, value_stride]
-  float* history(int64_t i) { return history_ + i * channels_; }                            // [taps - 1, channels], oldest first
-  float* kept_qkv(int64_t row) { return kept_ + row * (channels_ + 2 * v_heads_); }         // [channels]
-  float* kept_b(int64_t row) { return kept_qkv(row) + channels_; }                          // [v_heads]
-  float* kept_a(int64_t row) { return kept_b(row) + v_heads_; }                             // [v_heads]
+  float* head(int64_t v_head) { return memory_.floats() + v_head * head_floats(); }  // S [dk, value_stride]
+  float* history(int64_t i) { return history_ + i * channels_; }  // [taps - 1, channels], oldest first
+  float* kept_qkv(int64_t row) { return kept_ + row * (channels_ + 2 * v_heads_); }  // [channels]
+  float* kept_b(int64_t row) { return kept_qkv(row) + channels_; }                   // [v_heads]
+  float* kept_a(int64_t row) { return kept_b(row) + v_heads_; }                      // [v_heads]
   int64_t kept = 0;  // tentative rows of the last window
 
  private:

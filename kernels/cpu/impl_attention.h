@@ -1,9 +1,10 @@
 // Causal attention of several queries over one key/value head. Included by the isa_*.cc files only.
 //
-// Order, per query: keys in blocks of 16 at absolute positions (the 16 keys are the 16 lanes); a score is a chain of fma
-// over the head dimension, ascending, times the scale. Online softmax per block inside a split of 512 keys: new maximum,
-// rescale by exp(old - new), add the folded sum of exp(score - maximum), then each output element adds p * value by fma
-// in ascending key order. Splits are merged in ascending order. Keys beyond a query's own position are never added.
+// Order, per query: keys in blocks of 16 at absolute positions (the 16 keys are the 16 lanes); a score is a chain of
+// fma over the head dimension, ascending, times the scale. Online softmax per block inside a split of 512 keys: new
+// maximum, rescale by exp(old - new), add the folded sum of exp(score - maximum), then each output element adds p *
+// value by fma in ascending key order. Splits are merged in ascending order. Keys beyond a query's own position are
+// never added.
 #pragma once
 
 namespace tensorfold::TF_ISA {
@@ -23,12 +24,12 @@ inline void score_blocks(const float* const* q, const float* keys, int64_t block
   for (Vec& a : acc) a = v_zero();
   for (int64_t d = 0; d < head_dim; ++d) {
     Vec k[Blocks];
-TF_UNROLL(4)
+    TF_UNROLL(4)
     for (int b = 0; b < Blocks; ++b) k[b] = v_load(keys + b * block_floats + 16 * d);
-TF_UNROLL(4)
+    TF_UNROLL(4)
     for (int i = 0; i < Queries; ++i) {
       const Vec qd = v_set1(q[i][d]);
-TF_UNROLL(4)
+      TF_UNROLL(4)
       for (int b = 0; b < Blocks; ++b) acc[i * Blocks + b] = v_fma(qd, k[b], acc[i * Blocks + b]);
     }
   }
@@ -43,8 +44,8 @@ inline void score_page(const AttentionItem& t, int first_query, const float* key
                        float (*out)[kAttentionPage]) {
   int64_t b = 0;
   for (; b + kScoreBlocks <= blocks; b += kScoreBlocks) {
-    score_blocks<Queries, kScoreBlocks>(t.q + first_query, keys + b * t.block_floats, t.block_floats, t.head_dim, t.scale,
-                                        reinterpret_cast<float(*)[kAttentionPage]>(out[0] + 16 * b));
+    score_blocks<Queries, kScoreBlocks>(t.q + first_query, keys + b * t.block_floats, t.block_floats, t.head_dim,
+                                        t.scale, reinterpret_cast<float(*)[kAttentionPage]>(out[0] + 16 * b));
   }
   for (; b < blocks; ++b) {
     score_blocks<Queries, 1>(t.q + first_query, keys + b * t.block_floats, t.block_floats, t.head_dim, t.scale,
@@ -62,12 +63,12 @@ inline void add_values(const float* values, int64_t stride, int64_t keys, float 
   }
   for (int64_t j = 0; j < keys; ++j) {
     Vec v[Vecs];
-TF_UNROLL(4)
+    TF_UNROLL(4)
     for (int c = 0; c < Vecs; ++c) v[c] = v_load(values + j * stride + d0 + 16 * c);
-TF_UNROLL(4)
+    TF_UNROLL(4)
     for (int i = 0; i < Queries; ++i) {
       const Vec pj = v_set1(p[i][j]);
-TF_UNROLL(4)
+      TF_UNROLL(4)
       for (int c = 0; c < Vecs; ++c) acc[i * Vecs + c] = v_fma(pj, v[c], acc[i * Vecs + c]);
     }
   }
@@ -118,10 +119,14 @@ inline void softmax_block(const AttentionItem& t, int first, int n, int64_t bloc
   }
   if (together && visible[0] > 0) {
     switch (n) {
-      case 1: return add_all_values<1>(values, t.value_stride, visible[0], p, alpha, state.out + first);
-      case 2: return add_all_values<2>(values, t.value_stride, visible[0], p, alpha, state.out + first);
-      case 3: return add_all_values<3>(values, t.value_stride, visible[0], p, alpha, state.out + first);
-      default: return add_all_values<4>(values, t.value_stride, visible[0], p, alpha, state.out + first);
+      case 1:
+        return add_all_values<1>(values, t.value_stride, visible[0], p, alpha, state.out + first);
+      case 2:
+        return add_all_values<2>(values, t.value_stride, visible[0], p, alpha, state.out + first);
+      case 3:
+        return add_all_values<3>(values, t.value_stride, visible[0], p, alpha, state.out + first);
+      default:
+        return add_all_values<4>(values, t.value_stride, visible[0], p, alpha, state.out + first);
     }
   }
   for (int i = 0; i < n; ++i) {
@@ -147,10 +152,18 @@ inline void attention_split(const AttentionItem& t, int64_t split, const Attenti
     for (int first = 0; first < t.queries; first += kQueryTile) {
       const int n = t.queries - first < kQueryTile ? t.queries - first : kQueryTile;
       switch (n) {
-        case 1: score_page<1>(t, first, keys, blocks, scores); break;
-        case 2: score_page<2>(t, first, keys, blocks, scores); break;
-        case 3: score_page<3>(t, first, keys, blocks, scores); break;
-        default: score_page<4>(t, first, keys, blocks, scores); break;
+        case 1:
+          score_page<1>(t, first, keys, blocks, scores);
+          break;
+        case 2:
+          score_page<2>(t, first, keys, blocks, scores);
+          break;
+        case 3:
+          score_page<3>(t, first, keys, blocks, scores);
+          break;
+        default:
+          score_page<4>(t, first, keys, blocks, scores);
+          break;
       }
       for (int64_t b = 0; b < blocks; ++b) {
         const float* values = keys + b * t.block_floats + 16 * t.head_dim;
@@ -176,7 +189,8 @@ inline void attention_merge(const AttentionItem& t, int i, const AttentionState&
 
 inline void attention_finish(const AttentionItem& t, int i, const AttentionState& state, float* out) {
   const Vec sum = v_set1(state.sum[i]);
-  for_lanes(t.head_dim, [&](int64_t d, int64_t lanes) { store_part(out + d, v_div(v_load(state.out[i] + d), sum), lanes); });
+  for_lanes(t.head_dim,
+            [&](int64_t d, int64_t lanes) { store_part(out + d, v_div(v_load(state.out[i] + d), sum), lanes); });
 }
 
 }  // namespace tensorfold::TF_ISA

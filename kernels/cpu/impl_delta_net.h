@@ -16,8 +16,8 @@ inline void conv_silu(const float* const* rows, const float* weight, int64_t wei
   });
 }
 
-inline void delta_gates(const float* b, const float* a, const float* a_log, const float* dt_bias, int64_t n, float* beta,
-                        float* decay) {
+inline void delta_gates(const float* b, const float* a, const float* a_log, const float* dt_bias, int64_t n,
+                        float* beta, float* decay) {
   for_lanes(n, [&](int64_t i, int64_t lanes) {
     store_part(beta + i, v_sigmoid(load_part(b + i, lanes)), lanes);
     const Vec step = v_softplus(v_add(load_part(a + i, lanes), load_part(dt_bias + i, lanes)));
@@ -35,7 +35,7 @@ inline void delta_columns(float* s, int64_t dk, int64_t stride, const float* q, 
   for (int64_t i = 0; i < dk; ++i) {
     const Vec ki = v_set1(k[i]);
     float* row = s + i * stride;
-TF_UNROLL(4)
+    TF_UNROLL(4)
     for (int c = 0; c < Vecs; ++c) {
       const Vec decayed = v_mul(v_load(row + 16 * c), g);
       v_store(row + 16 * c, decayed);
@@ -51,7 +51,7 @@ TF_UNROLL(4)
   for (int64_t i = 0; i < dk; ++i) {
     const Vec ki = v_set1(k[i]), qi = v_set1(q[i]);
     float* row = s + i * stride;
-TF_UNROLL(4)
+    TF_UNROLL(4)
     for (int c = 0; c < Vecs; ++c) {
       const Vec updated = v_fma(ki, d[c], v_load(row + 16 * c));
       v_store(row + 16 * c, updated);

@@ -1,8 +1,8 @@
 // Matrix products. Included by the isa_*.cc files only.
 //
-// One order for everything: output (r, n) has 16 lanes, lane l adds w[n, 16 i + l] * x[r, 16 i + l] by fma for ascending
-// i, then the lanes are folded by the fixed tree. Tiles, panels, threads and the number of rows decide only which outputs
-// are computed together.
+// One order for everything: output (r, n) has 16 lanes, lane l adds w[n, 16 i + l] * x[r, 16 i + l] by fma for
+// ascending i, then the lanes are folded by the fixed tree. Tiles, panels, threads and the number of rows decide only
+// which outputs are computed together.
 #pragma once
 
 namespace tensorfold::TF_ISA {
@@ -76,80 +76,77 @@ inline void store_tile(const Vec* acc, float* out, int64_t stride, int64_t count
   }
 }
 
-// `Panels` panels, rows [first, first + Rows) of each, times `Inputs` input rows.
-template <typename Reader, int Panels, int Rows, int Inputs>
-inline void run_tile(const uint8_t* panel, int64_t panel_bytes, int first, int64_t cols, const float* x, int64_t x_stride,
-                     float* out, int64_t out_stride, int64_t count) {
-  constexpr int kWeights = Panels * Rows;
-  Vec acc[kWeights * Inputs];
+// Rows [first, first + Rows) of a panel times `Inputs` input rows.
+template <typename Reader, int Rows, int Inputs>
+inline void run_tile(const uint8_t* panel, int first, int64_t cols, const float* x, int64_t x_stride, float* out,
+                     int64_t out_stride, int64_t count) {
+  Vec acc[Rows * Inputs];
   for (Vec& a : acc) a = v_zero();
   const int64_t full = cols / 16;
   for (int64_t i = 0; i < full; ++i) {
-    Vec w[kWeights];
-TF_UNROLL(16)
-    for (int j = 0; j < kWeights; ++j) w[j] = Reader::load(panel + (j / Rows) * panel_bytes, i, first + j % Rows);
-    if constexpr (Inputs <= kPrefetchInputs) {
-TF_UNROLL(4)
-      for (int j = 0; j < Panels; ++j) {
-        const uint8_t* ahead = panel + j * panel_bytes + (i + kPrefetchBlocks) * Reader::kBlockBytes;
-        __builtin_prefetch(ahead);
-        if constexpr (Reader::kBlockBytes > 64) __builtin_prefetch(ahead + 64);
-      }
+    Vec w[Rows];
+    TF_UNROLL(4)
+    for (int j = 0; j < Rows; ++j) w[j] = Reader::load(panel, i, first + j);
+    // Panels follow one another, so this runs on into the next one.
+    for (int64_t line = 0; line < Reader::kBlockBytes * Rows / kPanelRows; line += 64) {
+      __builtin_prefetch(panel + i * Reader::kBlockBytes + first * (Reader::kBlockBytes / kPanelRows) + line +
+                         kPrefetchBytes);
     }
-TF_UNROLL(8)
+    TF_UNROLL(8)
     for (int r = 0; r < Inputs; ++r) {
       const Vec xv = v_load(x + r * x_stride + 16 * i);
-TF_UNROLL(16)
-      for (int j = 0; j < kWeights; ++j) acc[r * kWeights + j] = v_fma(w[j], xv, acc[r * kWeights + j]);
+      TF_UNROLL(4)
+      for (int j = 0; j < Rows; ++j) acc[r * Rows + j] = v_fma(w[j], xv, acc[r * Rows + j]);
     }
   }
   if (cols % 16 != 0) {  // the packed weights are zero there; the input must be too
     for (int r = 0; r < Inputs; ++r) {
       const Vec xv = v_load_n(x + r * x_stride + 16 * full, cols % 16);
-      for (int j = 0; j < kWeights; ++j) {
-        const Vec w = Reader::load(panel + (j / Rows) * panel_bytes, full, first + j % Rows);
-        acc[r * kWeights + j] = v_fma(w, xv, acc[r * kWeights + j]);
-      }
+      for (int j = 0; j < Rows; ++j)
+        acc[r * Rows + j] = v_fma(Reader::load(panel, full, first + j), xv, acc[r * Rows + j]);
     }
   }
-  store_tile<kWeights, Inputs>(acc, out, out_stride, count);
+  store_tile<Rows, Inputs>(acc, out, out_stride, count);
 }
 
 // One panel times `Inputs` input rows, in register tiles of `Rows` weights.
 template <typename Reader, int Rows, int Inputs>
-inline void run_panel(const uint8_t* panel, int64_t cols, const float* x, int64_t x_stride, float* out, int64_t out_stride,
-                      int64_t count) {
+inline void run_panel(const uint8_t* panel, int64_t cols, const float* x, int64_t x_stride, float* out,
+                      int64_t out_stride, int64_t count) {
   for (int first = 0; first < kPanelRows && first < count; first += Rows) {
     const int64_t left = count - first;
-    run_tile<Reader, 1, Rows, Inputs>(panel, 0, first, cols, x, x_stride, out + first, out_stride, left < Rows ? left : Rows);
+    run_tile<Reader, Rows, Inputs>(panel, first, cols, x, x_stride, out + first, out_stride, left < Rows ? left : Rows);
   }
 }
 
 template <typename Reader>
-inline void run_panel_inputs(int inputs, const uint8_t* panel, int64_t cols, const float* x, int64_t x_stride, float* out,
-                             int64_t out_stride, int64_t count) {
+inline void run_panel_inputs(int inputs, const uint8_t* panel, int64_t cols, const float* x, int64_t x_stride,
+                             float* out, int64_t out_stride, int64_t count) {
   switch (inputs) {
-    case 1: return run_panel<Reader, kTileRows, 1>(panel, cols, x, x_stride, out, out_stride, count);
-    case 2: return run_panel<Reader, kTileRows, 2>(panel, cols, x, x_stride, out, out_stride, count);
-    default: break;
+    case 1:
+      return run_panel<Reader, 4, 1>(panel, cols, x, x_stride, out, out_stride, count);
+    case 2:
+      return run_panel<Reader, kTileRows, 2>(panel, cols, x, x_stride, out, out_stride, count);
+    default:
+      break;
   }
   if constexpr (kTileInputs > 2) {
     switch (inputs) {
-      case 3: return run_panel<Reader, 4, 3>(panel, cols, x, x_stride, out, out_stride, count);
-      case 4: return run_panel<Reader, 4, 4>(panel, cols, x, x_stride, out, out_stride, count);
-      case 5: return run_panel<Reader, 4, 5>(panel, cols, x, x_stride, out, out_stride, count);
-      case 6: return run_panel<Reader, 4, 6>(panel, cols, x, x_stride, out, out_stride, count);
-      case 7: return run_panel<Reader, 2, 7>(panel, cols, x, x_stride, out, out_stride, count);
-      default: return run_panel<Reader, 2, 8>(panel, cols, x, x_stride, out, out_stride, count);
+      case 3:
+        return run_panel<Reader, 4, 3>(panel, cols, x, x_stride, out, out_stride, count);
+      case 4:
+        return run_panel<Reader, 4, 4>(panel, cols, x, x_stride, out, out_stride, count);
+      case 5:
+        return run_panel<Reader, 4, 5>(panel, cols, x, x_stride, out, out_stride, count);
+      default:
+        return run_panel<Reader, 4, 6>(panel, cols, x, x_stride, out, out_stride, count);
     }
   }
 }
 
-// Calls body(first_row, count) for input tiles of at most kTileInputs rows, as even as possible. A verify window of up to
-// kWindowInputs rows is one tile.
+// Calls body(first_row, count) for input tiles of at most kTileInputs rows, as even as possible.
 template <typename Body>
 inline void for_input_tiles(int64_t rows, Body body) {
-  if (rows <= kWindowInputs) return body(0, rows);
   const int64_t tiles = (rows + kTileInputs - 1) / kTileInputs;
   for (int64_t t = 0, first = 0; t < tiles; ++t) {
     const int64_t count = (rows - first + tiles - t - 1) / (tiles - t);
@@ -163,20 +160,13 @@ inline int64_t panel_count(const PanelView& w, int64_t panel) {
   return left < kPanelRows ? left : kPanelRows;
 }
 
-// Panels [0, panels) at `base` times all input rows; `out` is at the first panel's first column. Each input tile (first-level
-// cache) meets all panels (second-level cache) before the next.
+// Panels [0, panels) at `base` times all input rows; `out` is at the first panel's first column. Each input tile
+// (first-level cache) meets all panels (second-level cache) before the next.
 template <typename Reader>
-inline void run_panels(const PanelView& w, const uint8_t* base, int64_t panel_bytes, int64_t first_panel, int64_t panels,
-                       const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride) {
+inline void run_panels(const PanelView& w, const uint8_t* base, int64_t panel_bytes, int64_t first_panel,
+                       int64_t panels, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride) {
   for_input_tiles(rows, [&](int64_t first, int64_t count) {
-    int64_t p = 0;
-    if (rows == 1 && kSinglePanels > 1) {
-      for (; p + kSinglePanels <= panels && (first_panel + p + kSinglePanels) * kPanelRows <= w.rows; p += kSinglePanels) {
-        run_tile<Reader, kSinglePanels, kPanelRows, 1>(base + p * panel_bytes, panel_bytes, 0, w.cols, x, x_stride,
-                                                       out + p * kPanelRows, out_stride, kSinglePanels * kPanelRows);
-      }
-    }
-    for (; p < panels; ++p) {
+    for (int64_t p = 0; p < panels; ++p) {
       run_panel_inputs<Reader>(static_cast<int>(count), base + p * panel_bytes, w.cols, x + first * x_stride, x_stride,
                                out + first * out_stride + p * kPanelRows, out_stride, panel_count(w, first_panel + p));
     }
@@ -196,9 +186,9 @@ inline void affine_single(const PanelView& w, const uint8_t* panel, const float*
     }
     const uint8_t* codes = panel + (kBf16 ? 16 : 32);
     for (int64_t i = 0; i < w.group_blocks; ++i, codes += 8 * Bits) {
-      __builtin_prefetch(codes + 2048);
+      __builtin_prefetch(codes + kPrefetchBytes);
       const Vec xv = v_load(x + 16 * (block + i));
-TF_UNROLL(4)
+      TF_UNROLL(4)
       for (int r = 0; r < kPanelRows; ++r) {
         acc[r] = v_fma(v_fma(scale[r], load_codes<Bits>(codes + r * 2 * Bits), bias[r]), xv, acc[r]);
       }
@@ -233,12 +223,18 @@ template <typename Body>
 inline void with_affine(const PanelView& w, Body body) {
   const auto with_bits = [&](auto bf16) {
     switch (w.bits) {
-      case 2: return body.template operator()<2, decltype(bf16)::value>();
-      case 3: return body.template operator()<3, decltype(bf16)::value>();
-      case 4: return body.template operator()<4, decltype(bf16)::value>();
-      case 5: return body.template operator()<5, decltype(bf16)::value>();
-      case 6: return body.template operator()<6, decltype(bf16)::value>();
-      default: return body.template operator()<8, decltype(bf16)::value>();
+      case 2:
+        return body.template operator()<2, decltype(bf16)::value>();
+      case 3:
+        return body.template operator()<3, decltype(bf16)::value>();
+      case 4:
+        return body.template operator()<4, decltype(bf16)::value>();
+      case 5:
+        return body.template operator()<5, decltype(bf16)::value>();
+      case 6:
+        return body.template operator()<6, decltype(bf16)::value>();
+      default:
+        return body.template operator()<8, decltype(bf16)::value>();
     }
   };
   if (w.bf16_scales) {
@@ -248,7 +244,9 @@ inline void with_affine(const PanelView& w, Body body) {
   }
 }
 
-// Panels that many input rows meet together: as many as stay in the second-level cache beside the input.
+// Up to here the tiles of a window meet one panel (first-level cache) after another.
+inline constexpr int64_t kWindowRows = 12;
+// Panels that more input rows meet together: as many as stay in the second-level cache beside the input.
 inline constexpr int64_t kGroupBytes = 160 * 1024;
 inline int64_t group_panels(int64_t panel_bytes) {
   const int64_t fit = kGroupBytes / panel_bytes;
@@ -263,10 +261,11 @@ inline int64_t matmul_scratch_floats(const PanelView& w) {
 template <typename Reader>
 inline void matmul_plain(const PanelView& w, int64_t panel_begin, int64_t panel_end, const float* x, int64_t x_stride,
                          int64_t rows, float* out, int64_t out_stride) {
-  const int64_t group = rows <= kWindowInputs ? panel_end - panel_begin : group_panels(w.panel_bytes);
+  int64_t group = rows <= kWindowRows ? 1 : group_panels(w.panel_bytes);
+  if (rows <= kTileInputs) group = panel_end - panel_begin;
   for (int64_t p = panel_begin; p < panel_end; p += group) {
-    run_panels<Reader>(w, w.data + p * w.panel_bytes, w.panel_bytes, p, p + group < panel_end ? group : panel_end - p, x,
-                       x_stride, rows, out + p * kPanelRows, out_stride);
+    run_panels<Reader>(w, w.data + p * w.panel_bytes, w.panel_bytes, p, p + group < panel_end ? group : panel_end - p,
+                       x, x_stride, rows, out + p * kPanelRows, out_stride);
   }
 }
 
@@ -280,7 +279,8 @@ inline void matmul_affine(const PanelView& w, int64_t panel_begin, int64_t panel
       }
     });
   }
-  const int64_t panel_floats = decoded_panel_floats(w), group = rows <= kWindowInputs ? 1 : group_panels(4 * panel_floats);
+  const int64_t panel_floats = decoded_panel_floats(w),
+                group = rows <= kWindowRows ? 1 : group_panels(4 * panel_floats);
   for (int64_t p = panel_begin; p < panel_end; p += group) {
     const int64_t panels = p + group < panel_end ? group : panel_end - p;
     with_affine(w, [&]<int Bits, bool kBf16>() {
@@ -297,10 +297,14 @@ inline void matmul_affine(const PanelView& w, int64_t panel_begin, int64_t panel
 inline void matmul(const PanelView& w, int64_t panel_begin, int64_t panel_end, const float* x, int64_t x_stride,
                    int64_t rows, float* out, int64_t out_stride, float* scratch) {
   switch (w.kind) {
-    case PanelKind::kF32: return matmul_plain<F32Reader>(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride);
-    case PanelKind::kBf16: return matmul_plain<Bf16Reader>(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride);
-    case PanelKind::kF16: return matmul_plain<F16Reader>(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride);
-    case PanelKind::kAffine: break;
+    case PanelKind::kF32:
+      return matmul_plain<F32Reader>(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride);
+    case PanelKind::kBf16:
+      return matmul_plain<Bf16Reader>(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride);
+    case PanelKind::kF16:
+      return matmul_plain<F16Reader>(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride);
+    case PanelKind::kAffine:
+      break;
   }
   matmul_affine(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride, scratch);
 }
@@ -310,13 +314,18 @@ inline void dequantise_row(const PanelView& w, int64_t row, float* out) {
   const uint8_t* panel = w.data + row / kPanelRows * w.panel_bytes;
   const int r = static_cast<int>(row % kPanelRows);
   const auto plain = [&](auto reader) {
-    for_lanes(w.cols, [&](int64_t i, int64_t lanes) { store_part(out + i, decltype(reader)::load(panel, i / 16, r), lanes); });
+    for_lanes(w.cols,
+              [&](int64_t i, int64_t lanes) { store_part(out + i, decltype(reader)::load(panel, i / 16, r), lanes); });
   };
   switch (w.kind) {
-    case PanelKind::kF32: return plain(F32Reader{});
-    case PanelKind::kBf16: return plain(Bf16Reader{});
-    case PanelKind::kF16: return plain(F16Reader{});
-    case PanelKind::kAffine: break;
+    case PanelKind::kF32:
+      return plain(F32Reader{});
+    case PanelKind::kBf16:
+      return plain(Bf16Reader{});
+    case PanelKind::kF16:
+      return plain(F16Reader{});
+    case PanelKind::kAffine:
+      break;
   }
   with_affine(w, [&]<int Bits, bool kBf16>() {
     for (int64_t i = 0; i < w.k_blocks; ++i) {

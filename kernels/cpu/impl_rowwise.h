@@ -30,9 +30,8 @@ inline void rms_norm(const float* x, int64_t heads, int64_t dim, const float* we
 inline void l2_norm(float* x, int64_t dim, float scale) {
   const Vec r = v_set1(inverse_root(sum_of_squares(x, dim) + 1e-6f));
   const Vec s = v_set1(scale);
-  for_lanes(dim, [&](int64_t i, int64_t lanes) {
-    store_part(x + i, v_mul(v_mul(load_part(x + i, lanes), r), s), lanes);
-  });
+  for_lanes(dim,
+            [&](int64_t i, int64_t lanes) { store_part(x + i, v_mul(v_mul(load_part(x + i, lanes), r), s), lanes); });
 }
 
 inline void add(const float* a, const float* b, float* out, int64_t n) {
@@ -103,7 +102,7 @@ inline double burn_fma(int64_t steps, float* sink) {
   for (int j = 0; j < kBurnChains; ++j) chain[j] = v_set1(static_cast<float>(j));
   const Vec a = v_set1(0.999f), b = v_set1(0.001f);
   for (int64_t i = 0; i < steps; ++i) {
-TF_UNROLL(16)
+    TF_UNROLL(16)
     for (int j = 0; j < kBurnChains; ++j) chain[j] = v_fma(chain[j], a, b);
   }
   float total = 0.0f;

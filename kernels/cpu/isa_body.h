@@ -1,5 +1,6 @@
-// The kernels, written once: every isa_*.cc defines TF_ISA (its own namespace), includes its vec_*.h and then this. All of
-// it lives in that namespace, so that no function compiled for one instruction set can be linked in place of another's.
+// The kernels, written once: every isa_*.cc defines TF_ISA (its own namespace), includes its vec_*.h and then this. All
+// of it lives in that namespace, so that no function compiled for one instruction set can be linked in place of
+// another's.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,7 @@
 namespace tensorfold::TF_ISA {
 inline constexpr int64_t kAttentionPage = 64;    // kPageTokens
 inline constexpr int64_t kAttentionSplit = 512;  // kKeySplit
-inline constexpr int kPrefetchInputs = 2;        // up to here a product waits for memory, and fetches ahead
-inline constexpr int64_t kPrefetchBlocks = 32;   // k blocks that a single row's weights are fetched ahead
+inline constexpr int64_t kPrefetchBytes = 8192;  // how far ahead packed weights are fetched
 }  // namespace tensorfold::TF_ISA
 
 // In this order: each uses the ones before.

@@ -1,14 +1,15 @@
 // What one instruction set's translation unit exports: plain functions over plain pointers.
 //
-// This header is included by code compiled with different target flags, so it holds declarations and plain structs only:
-// an inline function here could be compiled with AVX-512 and then be chosen by the linker for every machine.
+// This header is included by code compiled with different target flags, so it holds declarations and plain structs
+// only: an inline function here could be compiled with AVX-512 and then be chosen by the linker for every machine.
 #pragma once
 
 #include <cstdint>
 
 namespace tensorfold {
 
-/// Rows of a packed weight panel: the panel interleaves 4 rows by blocks of 16 columns, so that it is read front to back.
+/// Rows of a packed weight panel: the panel interleaves 4 rows by blocks of 16 columns, so that it is read front to
+/// back.
 inline constexpr int64_t kPanelRows = 4;
 
 /// Element kinds of a panel (WeightFormat, with affine split by the kind of its scales).
@@ -32,13 +33,13 @@ struct PanelView {
 /// Up to kMaxQueries query vectors that share one key/value head and one sequence.
 inline constexpr int kMaxQueries = 16;
 struct AttentionItem {
-  const float* kv = nullptr;         // first page of this layer
-  const int32_t* pages = nullptr;    // page table of the sequence
-  int64_t page_stride = 0;           // floats between pages
-  int64_t head_offset = 0;           // floats from a page's start to this kv head
-  int64_t block_floats = 0;          // floats of a key block: keys [head_dim][16], then values [16][value_stride]
+  const float* kv = nullptr;       // first page of this layer
+  const int32_t* pages = nullptr;  // page table of the sequence
+  int64_t page_stride = 0;         // floats between pages
+  int64_t head_offset = 0;         // floats from a page's start to this kv head
+  int64_t block_floats = 0;        // floats of a key block: keys [head_dim][16], then values [16][value_stride]
   int64_t head_dim = 0;
-  int64_t value_stride = 0;          // head_dim rounded up to 16
+  int64_t value_stride = 0;  // head_dim rounded up to 16
   float scale = 1.0f;
   int queries = 0;
   const float* q[kMaxQueries] = {};  // [head_dim]
@@ -55,10 +56,10 @@ struct AttentionState {
 struct KernelTable {
   const char* name;
 
-  // out[r * out_stride + n] for n in panels [panel_begin, panel_end) and r in [0, rows); `out` is column 0 of the segment.
-  // scratch: matmul_scratch_floats(view) floats, 64-byte aligned.
-  void (*matmul)(const PanelView& w, int64_t panel_begin, int64_t panel_end, const float* x, int64_t x_stride, int64_t rows,
-                 float* out, int64_t out_stride, float* scratch);
+  // out[r * out_stride + n] for n in panels [panel_begin, panel_end) and r in [0, rows); `out` is column 0 of the
+  // segment. scratch: matmul_scratch_floats(view) floats, 64-byte aligned.
+  void (*matmul)(const PanelView& w, int64_t panel_begin, int64_t panel_end, const float* x, int64_t x_stride,
+                 int64_t rows, float* out, int64_t out_stride, float* scratch);
   int64_t (*matmul_scratch_floats)(const PanelView& w);
   void (*dequantise_row)(const PanelView& w, int64_t row, float* out);
 
@@ -77,13 +78,14 @@ struct KernelTable {
   void (*attention_finish)(const AttentionItem& item, int i, const AttentionState& state, float* out);
 
   // out = silu(sum over taps of weight[tap][c] * rows[tap][c]), oldest tap first.
-  void (*conv_silu)(const float* const* rows, const float* weight, int64_t weight_stride, int64_t taps, int64_t n, float* out);
+  void (*conv_silu)(const float* const* rows, const float* weight, int64_t weight_stride, int64_t taps, int64_t n,
+                    float* out);
   // beta = sigmoid(b), decay = exp(-exp(a_log) * softplus(a + dt_bias)).
   void (*delta_gates)(const float* b, const float* a, const float* a_log, const float* dt_bias, int64_t n, float* beta,
                       float* decay);
   // One token of one head; s [dk][dv_stride].
-  void (*delta_step)(float* s, int64_t dk, int64_t dv, int64_t dv_stride, const float* q, const float* k, const float* v,
-                     float decay, float beta, float* y);
+  void (*delta_step)(float* s, int64_t dk, int64_t dv, int64_t dv_stride, const float* q, const float* k,
+                     const float* v, float decay, float beta, float* y);
   // out = rms(y, norm) * silu(z).
   void (*delta_output)(const float* y, const float* z, const float* norm, int64_t dv, float eps, float* out);
 
@@ -95,8 +97,8 @@ struct KernelTable {
   void (*sigmoid)(const float* x, float* out, int64_t n);
   void (*softplus)(const float* x, float* out, int64_t n);
 
-  // Measurement: reads n floats (n a multiple of 128); does `steps` fused multiply-adds on each lane of several chains and
-  // returns how many floating-point operations that was.
+  // Measurement: reads n floats (n a multiple of 128); does `steps` fused multiply-adds on each lane of several chains
+  // and returns how many floating-point operations that was.
   float (*read_all)(const float* x, int64_t n);
   double (*burn_fma)(int64_t steps, float* sink);
 };

@@ -39,8 +39,8 @@ struct SharedSpan {
   int64_t bytes = 0;
 };
 
-/// Hands out consecutive pieces of large blocks, so that weights packed one after another lie one after another (hardware
-/// prefetch runs on) and share huge pages. Not thread-safe.
+/// Hands out consecutive pieces of large blocks, so that weights packed one after another lie one after another
+/// (hardware prefetch runs on) and share huge pages. Not thread-safe.
 class BlockArena {
  public:
   SharedSpan take(int64_t bytes);

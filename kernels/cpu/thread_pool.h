@@ -24,10 +24,10 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  /// Calls body(begin, end, worker) for disjoint runs that cover [0, count), each run starting at a multiple of `grain` and
-  /// at most `grain` long; worker is 0..threads()-1 and unique among concurrent calls. Returns when all are done. Which
-  /// worker gets which run is not determined, so a body must not let it reach the result. Thread-safe; when the pool is
-  /// already busy for another thread, the whole range runs on the caller (worker 0). Not reentrant from a body.
+  /// Calls body(begin, end, worker) for disjoint runs that cover [0, count), each run starting at a multiple of `grain`
+  /// and at most `grain` long; worker is 0..threads()-1 and unique among concurrent calls. Returns when all are done.
+  /// Which worker gets which run is not determined, so a body must not let it reach the result. Thread-safe; when the
+  /// pool is already busy for another thread, the whole range runs on the caller (worker 0). Not reentrant from a body.
   template <typename Body>
   void parallel_for(int64_t count, int64_t grain, const Body& body) {
     run({count, grain, &body, [](const void* b, int64_t begin, int64_t end, int worker) {
@@ -49,8 +49,8 @@ class ThreadPool {
   bool wait_for_job(uint64_t seen);
   bool try_join(uint64_t* seen);
 
-  // state_: epoch << 16 | open << 15 | joined workers. The job below may be read by a worker that has joined, and written
-  // by run() while the job is closed and nobody is joined.
+  // state_: epoch << 16 | open << 15 | joined workers. The job below may be read by a worker that has joined, and
+  // written by run() while the job is closed and nobody is joined.
   static constexpr uint64_t kOpen = 1u << 15;
   static constexpr uint64_t kJoinedMask = kOpen - 1;
   alignas(64) std::atomic<uint64_t> state_{0};

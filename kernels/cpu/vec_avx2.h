@@ -20,8 +20,6 @@ struct Mask {
 
 inline constexpr int kTileRows = 2;
 inline constexpr int kTileInputs = 2;
-inline constexpr int kWindowInputs = 2;  // a window of so many input rows is one tile
-inline constexpr int kSinglePanels = 1;
 inline constexpr int kScoreBlocks = 1;
 inline constexpr int kBurnChains = 6;
 
@@ -37,7 +35,8 @@ inline __m256i lanes_below(int64_t n, int first) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int32_t>(n)), index);
 }
 inline Vec v_load_n(const float* p, int64_t n) {
-  return {_mm256_maskload_ps(p, lanes_below(n, 0)), n > 8 ? _mm256_maskload_ps(p + 8, lanes_below(n, 8)) : _mm256_setzero_ps()};
+  return {_mm256_maskload_ps(p, lanes_below(n, 0)),
+          n > 8 ? _mm256_maskload_ps(p + 8, lanes_below(n, 8)) : _mm256_setzero_ps()};
 }
 inline void v_store_n(float* p, Vec a, int64_t n) {
   _mm256_maskstore_ps(p, lanes_below(n, 0), a.lo);
@@ -48,9 +47,7 @@ inline Vec v_sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_p
 inline Vec v_mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline Vec v_div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 inline Vec v_sqrt(Vec a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
-inline Vec v_fma(Vec a, Vec b, Vec c) {
-  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
-}
+inline Vec v_fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 inline Mask m_greater(Vec a, Vec b) {
   return {_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ)};
 }
@@ -97,7 +94,8 @@ inline IVec i_codes8(const uint8_t* p) {
 }
 inline IVec shift_and_mask(__m256i word, __m256i lo_shift, __m256i hi_shift, int32_t mask) {
   const __m256i m = _mm256_set1_epi32(mask);
-  return {_mm256_and_si256(_mm256_srlv_epi32(word, lo_shift), m), _mm256_and_si256(_mm256_srlv_epi32(word, hi_shift), m)};
+  return {_mm256_and_si256(_mm256_srlv_epi32(word, lo_shift), m),
+          _mm256_and_si256(_mm256_srlv_epi32(word, hi_shift), m)};
 }
 inline IVec i_codes4(const uint8_t* p) {
   int64_t word;

@@ -21,8 +21,6 @@ struct Mask {
 // Register tile of the matmul (weight rows x input rows), and key blocks scored together: what fits 32 registers.
 inline constexpr int kTileRows = 4;
 inline constexpr int kTileInputs = 6;
-inline constexpr int kWindowInputs = 8;  // a window of so many input rows is one tile
-inline constexpr int kSinglePanels = 4;  // panels in flight for a single row
 inline constexpr int kScoreBlocks = 4;
 inline constexpr int kBurnChains = 12;
 

@@ -20,8 +20,6 @@ struct Mask {
 
 inline constexpr int kTileRows = 2;
 inline constexpr int kTileInputs = 2;
-inline constexpr int kWindowInputs = 2;  // a window of so many input rows is one tile
-inline constexpr int kSinglePanels = 1;
 inline constexpr int kScoreBlocks = 1;
 inline constexpr int kBurnChains = 6;
 
@@ -87,10 +85,12 @@ inline IVec i_set1(int32_t x) {
   return {v, v, v, v};
 }
 inline IVec i_bits(Vec x) {
-  return {vreinterpretq_s32_f32(x.a), vreinterpretq_s32_f32(x.b), vreinterpretq_s32_f32(x.c), vreinterpretq_s32_f32(x.d)};
+  return {vreinterpretq_s32_f32(x.a), vreinterpretq_s32_f32(x.b), vreinterpretq_s32_f32(x.c),
+          vreinterpretq_s32_f32(x.d)};
 }
 inline Vec v_bits(IVec x) {
-  return {vreinterpretq_f32_s32(x.a), vreinterpretq_f32_s32(x.b), vreinterpretq_f32_s32(x.c), vreinterpretq_f32_s32(x.d)};
+  return {vreinterpretq_f32_s32(x.a), vreinterpretq_f32_s32(x.b), vreinterpretq_f32_s32(x.c),
+          vreinterpretq_f32_s32(x.d)};
 }
 inline IVec i_add(IVec x, IVec y) {
   return {vaddq_s32(x.a, y.a), vaddq_s32(x.b, y.b), vaddq_s32(x.c, y.c), vaddq_s32(x.d, y.d)};
@@ -112,12 +112,18 @@ template <int N>
 inline IVec i_sar(IVec x) {
   return {vshrq_n_s32(x.a, N), vshrq_n_s32(x.b, N), vshrq_n_s32(x.c, N), vshrq_n_s32(x.d, N)};
 }
-inline Vec v_from_int(IVec x) { return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)}; }
+inline Vec v_from_int(IVec x) {
+  return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)};
+}
 
 inline float32x4_t widen_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
-inline Vec v_load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 4), widen_bf16(p + 8), widen_bf16(p + 12)}; }
+inline Vec v_load_bf16(const uint16_t* p) {
+  return {widen_bf16(p), widen_bf16(p + 4), widen_bf16(p + 8), widen_bf16(p + 12)};
+}
 inline float32x4_t widen_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
-inline Vec v_load_f16(const uint16_t* p) { return {widen_f16(p), widen_f16(p + 4), widen_f16(p + 8), widen_f16(p + 12)}; }
+inline Vec v_load_f16(const uint16_t* p) {
+  return {widen_f16(p), widen_f16(p + 4), widen_f16(p + 8), widen_f16(p + 12)};
+}
 
 // Code planes: lane l of the 4-bit plane is at bit 32 * (l % 2) + 4 * (l / 2), of the others at bits * l.
 inline IVec i_codes8(const uint8_t* p) {
@@ -130,8 +136,8 @@ inline int32x4_t shift_and_mask(uint32x4_t word, const int32_t* right, uint32_t 
   return vreinterpretq_s32_u32(vandq_u32(vshlq_u32(word, vnegq_s32(vld1q_s32(right))), vdupq_n_u32(mask)));
 }
 inline IVec shift_and_mask16(uint32x4_t word, const int32_t* right, uint32_t mask) {
-  return {shift_and_mask(word, right, mask), shift_and_mask(word, right + 4, mask), shift_and_mask(word, right + 8, mask),
-          shift_and_mask(word, right + 12, mask)};
+  return {shift_and_mask(word, right, mask), shift_and_mask(word, right + 4, mask),
+          shift_and_mask(word, right + 8, mask), shift_and_mask(word, right + 12, mask)};
 }
 inline IVec i_codes4(const uint8_t* p) {
   static const int32_t kShift[16] = {0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28};

@@ -1,5 +1,5 @@
-// The 16-lane vector in portable C++: an array. Included by isa_portable.cc only, which is compiled without target flags,
-// so that it runs on every machine of the architecture.
+// The 16-lane vector in portable C++: an array. Included by isa_portable.cc only, which is compiled without target
+// flags, so that it runs on every machine of the architecture.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,6 @@ struct Mask {
 
 inline constexpr int kTileRows = 2;
 inline constexpr int kTileInputs = 2;
-inline constexpr int kWindowInputs = 2;  // a window of so many input rows is one tile
-inline constexpr int kSinglePanels = 1;
 inline constexpr int kScoreBlocks = 1;
 inline constexpr int kBurnChains = 4;
 

@@ -76,7 +76,8 @@ void pack_plain_panel(const MatrixSource& s, const PanelView& v, int64_t panel, 
   }
 }
 
-// The 16 codes of columns 16 * block … of one row: an LSB-first bit stream (32-bit little-endian words are the same bytes).
+// The 16 codes of columns 16 * block … of one row: an LSB-first bit stream (32-bit little-endian words are the same
+// bytes).
 void read_codes(const std::byte* row, int bits, int64_t block, uint8_t* codes) {
   const uint8_t* p = reinterpret_cast<const uint8_t*>(row) + block * 2 * bits;  // 16 * bits / 8
   for (int l = 0; l < 16; ++l) {

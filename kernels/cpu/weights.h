@@ -1,12 +1,13 @@
 // Packed weights of the CPU backend.
 //
-// A weight is a list of segments (one a MatrixSource), each a list of panels of 4 rows, zero-padded. Columns go in blocks
-// of 16, the lanes of a sum. Layout of a panel, front to back in the order of reading:
+// A weight is a list of segments (one a MatrixSource), each a list of panels of 4 rows, zero-padded. Columns go in
+// blocks of 16, the lanes of a sum. Layout of a panel, front to back in the order of reading:
 //   f32, bf16, f16: for each k block: 4 rows x 16 values, as stored in the checkpoint.
-//   affine: for each quantisation group: 4 scales, 4 biases (bf16 if the checkpoint's are, else fp32), then for each k block
-//     4 rows x codes of 16 values. Codes are planes of bits: 8 bits: 16 bytes, one a lane; otherwise the low plane of 4 or 2
-//     bits, then the rest as a plane of 2 or 1 bits. In a 4-bit plane (8 bytes) lane l is at bit 32 (l % 2) + 4 (l / 2);
-//     in a 2-bit (4 bytes) or 1-bit plane (2 bytes) at bit 2 l or l.
+//   affine: for each quantisation group: 4 scales, 4 biases (bf16 if the checkpoint's are, else fp32), then for each k
+//   block
+//     4 rows x codes of 16 values. Codes are planes of bits: 8 bits: 16 bytes, one a lane; otherwise the low plane of 4
+//     or 2 bits, then the rest as a plane of 2 or 1 bits. In a 4-bit plane (8 bytes) lane l is at bit 32 (l % 2) + 4 (l
+//     / 2); in a 2-bit (4 bytes) or 1-bit plane (2 bytes) at bit 2 l or l.
 // The layout is the same for every instruction set.
 #pragma once
 
@@ -57,8 +58,8 @@ class CpuVector : public Vector {
   explicit CpuVector(std::span<const float> values);
   int64_t size() const override { return size_; }
   const float* data() const { return memory_.floats(); }
-  /// The vector seen as [size / inner, inner], transposed to [inner, size / inner]. Made at the first call, kept. Always
-  /// called with the same `inner`. Thread-safe.
+  /// The vector seen as [size / inner, inner], transposed to [inner, size / inner]. Made at the first call, kept.
+  /// Always called with the same `inner`. Thread-safe.
   const float* transposed(int64_t inner) const;
 
  private:

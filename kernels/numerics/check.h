@@ -1,5 +1,5 @@
-// Preconditions of the kernels. A breach is a mistake in the calling code, never bad input, so the program stops with the
-// text: computing on would give wrong bytes.
+// Preconditions of the kernels. A breach is a mistake in the calling code, never bad input, so the program stops with
+// the text: computing on would give wrong bytes.
 #pragma once
 
 #include <cstdio>

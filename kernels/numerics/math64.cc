@@ -43,17 +43,18 @@ double horner(const double (&coefficients)[N], double x) {
 
 // (sin(hi + lo) - hi) and cos(hi + lo) for |hi| <= 0.79, from the Taylor series.
 double sin_kernel(double hi, double lo) {
-  static constexpr double kC[] = {1.0 / 355687428096000.0, -1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0,
-                                  1.0 / 362880.0,          -1.0 / 5040.0,          1.0 / 120.0,        -1.0 / 6.0};
+  static constexpr double kC[] = {
+      1.0 / 355687428096000.0, -1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0,
+      1.0 / 362880.0,          -1.0 / 5040.0,          1.0 / 120.0,        -1.0 / 6.0};
   const double z = hi * hi;
   const double lo_term = std::fma(-0.5 * z, lo, lo);  // lo * cos(hi), to the precision that lo deserves
   return hi + std::fma(hi * z, horner(kC, z), lo_term);
 }
 
 double cos_kernel(double hi, double lo) {
-  static constexpr double kC[] = {-1.0 / 6402373705728000.0, 1.0 / 20922789888000.0, -1.0 / 87178291200.0,
-                                  1.0 / 479001600.0,         -1.0 / 3628800.0,       1.0 / 40320.0,
-                                  -1.0 / 720.0,              1.0 / 24.0};
+  static constexpr double kC[] = {
+      -1.0 / 6402373705728000.0, 1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0,
+      -1.0 / 3628800.0,          1.0 / 40320.0,          -1.0 / 720.0,         1.0 / 24.0};
   const double z = hi * hi;
   const double half = 0.5 * z;
   const double head = 1.0 - half;
@@ -123,10 +124,18 @@ void sincos64(double x, double* sine, double* cosine) {
   const double s = sin_kernel(hi, lo);
   const double c = cos_kernel(hi, lo);
   switch (static_cast<int64_t>(n) & 3) {
-    case 0: *sine = s, *cosine = c; break;
-    case 1: *sine = c, *cosine = -s; break;
-    case 2: *sine = -s, *cosine = -c; break;
-    default: *sine = -c, *cosine = s; break;
+    case 0:
+      *sine = s, *cosine = c;
+      break;
+    case 1:
+      *sine = c, *cosine = -s;
+      break;
+    case 2:
+      *sine = -s, *cosine = -c;
+      break;
+    default:
+      *sine = -c, *cosine = s;
+      break;
   }
 }
 

@@ -15,7 +15,8 @@ double log64(double x);
 /// Sine and cosine of x (radians), |x| <= 2^31; outside that, and for NaN, both are NaN.
 void sincos64(double x, double* sine, double* cosine);
 
-/// base^exponent for base > 0, as exp64(exponent * log64(base)): relative error up to (|exponent * ln base| + 2) * 2^-52.
+/// base^exponent for base > 0, as exp64(exponent * log64(base)): relative error up to (|exponent * ln base| + 2) *
+/// 2^-52.
 double pow64(double base, double exponent);
 
 }  // namespace tensorfold

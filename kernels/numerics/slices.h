@@ -35,8 +35,8 @@ int64_t slice_count(int64_t units);
 /// `units` with its slice count.
 Slices make_slices(int64_t units);
 
-/// The run that rank `rank` of `world` owns of S slices: as even as possible, larger runs first (S = 8, world = 3: 3, 3, 2).
-/// Requires 1 <= world <= S and 0 <= rank < world.
+/// The run that rank `rank` of `world` owns of S slices: as even as possible, larger runs first (S = 8, world = 3: 3,
+/// 3, 2). Requires 1 <= world <= S and 0 <= rank < world.
 SliceRange owned_slices(int64_t slices, int64_t world, int64_t rank);
 
 /// The widest world of a model that cuts all these dimensions: the smallest S (kMaxSlices when there is none).

@@ -14,8 +14,8 @@ void fold_subtree(int64_t first, int64_t count, int64_t origin, std::vector<AddS
   plan->push_back({static_cast<int>(first - origin), static_cast<int>(first + half - origin)});
 }
 
-// Finishes the subtree [first, first + count) from `nodes`; returns the index of the node that holds its sum. A subtree is
-// either one node or the sum of its two halves, each of which is made of whole nodes.
+// Finishes the subtree [first, first + count) from `nodes`; returns the index of the node that holds its sum. A subtree
+// is either one node or the sum of its two halves, each of which is made of whole nodes.
 int finish_subtree(int64_t first, int64_t count, const std::vector<SliceRange>& nodes, std::vector<AddStep>* plan) {
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (nodes[i].first == first && nodes[i].count == count) return static_cast<int>(i);
@@ -29,7 +29,8 @@ int finish_subtree(int64_t first, int64_t count, const std::vector<SliceRange>& 
 }
 
 void check_slices(int64_t slices) {
-  kernel_check(slices >= 1 && slices <= kMaxSlices && (slices & (slices - 1)) == 0, "the tree needs 1, 2, 4 or 8 slices");
+  kernel_check(slices >= 1 && slices <= kMaxSlices && (slices & (slices - 1)) == 0,
+               "the tree needs 1, 2, 4 or 8 slices");
 }
 
 }  // namespace

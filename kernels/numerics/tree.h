@@ -1,8 +1,8 @@
 // The one fixed binary tree over S slices (contract, section 2): ((s0+s1)+(s2+s3))+((s4+s5)+(s6+s7)) for S = 8.
 //
 // A rank adds inside the aligned subtrees that it owns whole; each such subtree is a node. Every rank then receives all
-// nodes and finishes the same tree. Both halves are plans: lists of additions `buffer[dst] += buffer[src]`, to be done in
-// order on whatever the caller's elements are. IEEE addition commutes, so only the shape of the tree matters.
+// nodes and finishes the same tree. Both halves are plans: lists of additions `buffer[dst] += buffer[src]`, to be done
+// in order on whatever the caller's elements are. IEEE addition commutes, so only the shape of the tree matters.
 //
 //   SliceRange mine = owned_slices(S, world, rank);
 //   for (AddStep s : fold_plan(S, mine)) part[s.dst] += part[s.src];     // part[i] is slice mine.first + i

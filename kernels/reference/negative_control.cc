@@ -68,7 +68,9 @@ class NegativeControl : public Ops {
   void add(Tensor a, Tensor b, Tensor out) override { inner_->add(a, b, out); }
   void silu_mul(Tensor gate_up, Tensor out) override { inner_->silu_mul(gate_up, out); }
   void sigmoid_mul(Tensor x, Tensor gate) override { inner_->sigmoid_mul(x, gate); }
-  void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override { inner_->gather_rows(src, rows, dst); }
+  void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override {
+    inner_->gather_rows(src, rows, dst);
+  }
   RopeTable rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
                        double attention_factor) override {
     return inner_->rope_table(positions, inv_freq, attention_factor);

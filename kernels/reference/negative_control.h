@@ -10,8 +10,8 @@
 
 namespace tensorfold {
 
-/// Wraps `inner`; everything is forwarded except that a matmul of more than one row adds the two halves of K separately.
-/// Weights must be packed through the returned object. It reports fingerprint_name() "negative-control".
+/// Wraps `inner`; everything is forwarded except that a matmul of more than one row adds the two halves of K
+/// separately. Weights must be packed through the returned object. It reports fingerprint_name() "negative-control".
 std::unique_ptr<Ops> make_negative_control(std::unique_ptr<Ops> inner);
 
 }  // namespace tensorfold

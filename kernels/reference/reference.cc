@@ -82,7 +82,8 @@ RefMatrix ref_rms_norm(const RefMatrix& x, int64_t heads, std::span<const float>
       double squares = 0;
       for (int64_t i = 0; i < dim; ++i) squares += x.at(r, h * dim + i) * x.at(r, h * dim + i);
       const double factor = 1.0 / std::sqrt(squares / static_cast<double>(dim) + eps);
-      for (int64_t i = 0; i < dim; ++i) out.at(r, h * dim + i) = x.at(r, h * dim + i) * factor * weight[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < dim; ++i)
+        out.at(r, h * dim + i) = x.at(r, h * dim + i) * factor * weight[static_cast<size_t>(i)];
     }
   }
   return out;
@@ -103,8 +104,8 @@ RefMatrix ref_sigmoid_mul(const RefMatrix& x, const RefMatrix& gate) {
   return out;
 }
 
-RefMatrix ref_rope(const RefMatrix& x, int64_t heads, std::span<const int64_t> positions, std::span<const float> inv_freq,
-                   double attention_factor) {
+RefMatrix ref_rope(const RefMatrix& x, int64_t heads, std::span<const int64_t> positions,
+                   std::span<const float> inv_freq, double attention_factor) {
   RefMatrix out = x;
   const int64_t dim = x.cols / heads, pairs = static_cast<int64_t>(inv_freq.size());
   for (int64_t r = 0; r < x.rows; ++r) {
@@ -121,8 +122,8 @@ RefMatrix ref_rope(const RefMatrix& x, int64_t heads, std::span<const int64_t> p
   return out;
 }
 
-RefMatrix ref_attention(const RefMatrix& q, const RefMatrix& keys, const RefMatrix& values, int64_t heads, int64_t head_dim,
-                        std::span<const int32_t> kv_head_of, int64_t first_position, double scale) {
+RefMatrix ref_attention(const RefMatrix& q, const RefMatrix& keys, const RefMatrix& values, int64_t heads,
+                        int64_t head_dim, std::span<const int32_t> kv_head_of, int64_t first_position, double scale) {
   RefMatrix out(q.rows, q.cols);
   for (int64_t r = 0; r < q.rows; ++r) {
     for (int64_t h = 0; h < heads; ++h) {

@@ -26,19 +26,20 @@ struct RefMatrix {
 /// The fp32 values that a weight is by definition (contract, section 3), held as doubles.
 RefMatrix ref_dequantise(const MatrixSource& source);
 
-/// [x.rows, w.rows]: out[r, n] = sum_k w[n, k] x[r, k]. If `magnitude` is set: the same with absolute values, for bounds.
+/// [x.rows, w.rows]: out[r, n] = sum_k w[n, k] x[r, k]. If `magnitude` is set: the same with absolute values, for
+/// bounds.
 RefMatrix ref_matmul(const RefMatrix& w, const RefMatrix& x, RefMatrix* magnitude = nullptr);
 
 RefMatrix ref_rms_norm(const RefMatrix& x, int64_t heads, std::span<const float> weight, double eps);
 /// gate_up [rows, 2 n] -> [rows, n].
 RefMatrix ref_silu_mul(const RefMatrix& gate_up);
 RefMatrix ref_sigmoid_mul(const RefMatrix& x, const RefMatrix& gate);
-RefMatrix ref_rope(const RefMatrix& x, int64_t heads, std::span<const int64_t> positions, std::span<const float> inv_freq,
-                   double attention_factor);
+RefMatrix ref_rope(const RefMatrix& x, int64_t heads, std::span<const int64_t> positions,
+                   std::span<const float> inv_freq, double attention_factor);
 
 /// One sequence: q row i is at position first_position + i; keys and values [positions, kv_heads * head_dim] from 0.
-RefMatrix ref_attention(const RefMatrix& q, const RefMatrix& keys, const RefMatrix& values, int64_t heads, int64_t head_dim,
-                        std::span<const int32_t> kv_head_of, int64_t first_position, double scale);
+RefMatrix ref_attention(const RefMatrix& q, const RefMatrix& keys, const RefMatrix& values, int64_t heads,
+                        int64_t head_dim, std::span<const int32_t> kv_head_of, int64_t first_position, double scale);
 
 /// A gated delta net over a whole sequence from the empty state: one output row [v_heads * dv] for each input row.
 struct RefDeltaInputs {

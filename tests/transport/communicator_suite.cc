@@ -132,7 +132,7 @@ TEST_P(CommunicatorSuite, OversizeMessagesAreRefused) {
     ASSERT_EQ(ranks.size(), 2);
     std::thread root([&] {
       Bytes plan(bytes);
-      ranks[0]->broadcast(0, plan, 4 << 20, in(seconds(2))).IgnoreError();
+      ranks[0]->broadcast(0, plan, 4 << 20, in(milliseconds(500))).IgnoreError();
     });
     Bytes plan;
     absl::Status status = ranks[1]->broadcast(0, plan, 300, in(seconds(10)));

@@ -140,6 +140,26 @@ TEST_P(UcxProcesses, IdleCostsNothingAndWakesAtOnce) {
   }
 }
 
+// A sender whose messages find no room waits without burning its core, and all of them arrive.
+TEST_P(UcxProcesses, WaitingForASlowReceiverIsCheap) {
+  for (const absl::Status& status : run(2, [](Communicator& rank) -> absl::Status {
+         if (rank.rank() == 1) std::this_thread::sleep_for(seconds(2));
+         const double before = cpu_seconds();
+         for (int i = 0; i < 800; ++i) {
+           Bytes message(rank.rank() == 0 ? size_t{16} << 10 : 0, static_cast<std::byte>(i));
+           absl::Status status = rank.broadcast(0, message, 1 << 20, Deadline::after(seconds(30)));
+           if (!status.ok()) return status;
+           if (message != Bytes(size_t{16} << 10, static_cast<std::byte>(i)))
+             return absl::InternalError("bytes differ");
+         }
+         const double used = cpu_seconds() - before;
+         if (used > 0.5) return absl::InternalError("used " + std::to_string(used) + " s waiting");
+         return rank.barrier(Deadline::after(seconds(30)));
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 // abort() from another thread ends a wait on a living, silent peer.
 TEST_P(UcxProcesses, AbortWakesAWait) {
   std::vector<absl::Status> results = run(2, [](Communicator& rank) {

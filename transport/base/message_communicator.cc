@@ -18,7 +18,7 @@ using std::chrono::microseconds;
 // Progress calls between two looks at the clock and at the peers' health.
 constexpr int kPollsPerLook = 16;
 // Giving up the core costs more than a short message takes, so a wait begins without it.
-constexpr microseconds kNoYield(10);
+constexpr microseconds kNoYield(3);
 
 double elapsed_seconds(Deadline::Clock::time_point start) {
   return std::chrono::duration<double>(Deadline::Clock::now() - start).count();

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -15,10 +16,16 @@
 namespace tensorfold {
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 // A sleeping rank looks around this often even if nothing woke it: against a wake-up lost in a driver, at no cost.
 constexpr milliseconds kLongestSleep(200);
+// Shared memory does not wake a sender whose peer made room, so with sends under way sleeps are short: at first about
+// as long as a receiver takes for what fits on the way, and longer when nothing moves.
+constexpr microseconds kShortSleep(50);
+constexpr milliseconds kStalledSleep(2);
+constexpr int kShortSleeps = 100;
 constexpr milliseconds kFlushTime(1000);
 constexpr milliseconds kCancelTime(500);
 
@@ -181,13 +188,24 @@ std::optional<Arrival> UcxEngine::peek(int rank) {
 }
 
 void UcxEngine::progress() {
-  if (!ended_) ucp_worker_progress(worker_->handle());
+  if (!ended_ && ucp_worker_progress(worker_->handle()) != 0) still_sleeps_ = 0;
+}
+
+Deadline::Clock::duration UcxEngine::longest_sleep() {
+  const bool sending = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.sending; });
+  if (!sending) return kLongestSleep;
+  if (still_sleeps_ >= kShortSleeps) return kStalledSleep;
+  ++still_sleeps_;
+  return kShortSleep;
 }
 
 void UcxEngine::block(Deadline until) {
   // Arming fails while events wait to be progressed, so none can fall between the last progress and the sleep.
-  if (ucp_worker_arm(worker_->handle()) != UCS_OK) return;
-  const auto sleep = std::min<Deadline::Clock::duration>(until.left(), kLongestSleep);
+  if (ucp_worker_arm(worker_->handle()) != UCS_OK) {
+    sched_yield();
+    return;
+  }
+  const auto sleep = std::min(until.left(), longest_sleep());
   const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(sleep).count();
   const timespec timeout = {nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
   pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {wake_fd_, POLLIN, 0}};

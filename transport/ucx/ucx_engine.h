@@ -67,10 +67,12 @@ class UcxEngine : public MessageEngine {
   void flush_endpoints(Deadline deadline);
   void close_endpoints(Deadline deadline);
   bool busy() const;
+  Deadline::Clock::duration longest_sleep();
 
   const Membership membership_;
-  const int wake_fd_;   // an eventfd
-  bool ended_ = false;  // after fail(): UCX may not run again, buffers are back with their owners
+  const int wake_fd_;     // an eventfd
+  bool ended_ = false;    // after fail(): UCX may not run again, buffers are back with their owners
+  int still_sleeps_ = 0;  // sleeps since something moved
   std::array<Peer, kMaxWorld> peers_;
   const std::unique_ptr<UcxWorker> worker_;  // last, so destroyed first: it may still call back into peers_
 };

@@ -21,6 +21,10 @@ absl::Status modify(ucp_config_t* config, const std::string& name, const std::st
       fmt::format("UCX does not accept the setting {}={}: {}", name, value, ucs_status_string(status)));
 }
 
+// Messages of 8 KiB that fit on the way to a rank in shared memory (UCX's default: 64). Where ranks share cores, a
+// sender that finds no room has to wait until its receiver has had a turn: 2 MiB of room make that rare.
+constexpr const char* kSharedMemoryFifo = "256";
+
 // UCX warns of settings for transports that are not used.
 bool uses_shared_memory(const std::string& tls) {
   for (const char* name : {"all", "shm", "sm", "mm", "posix", "sysv", "xpmem"}) {
@@ -31,7 +35,8 @@ bool uses_shared_memory(const std::string& tls) {
 
 absl::Status apply(ucp_config_t* config, const UcxOptions& options) {
   absl::Status status;
-  if (options.detect_peer_failure) {
+  if (uses_shared_memory(options.tls)) status = modify(config, "MM_FIFO_SIZE", kSharedMemoryFifo);
+  if (status.ok() && options.detect_peer_failure) {
     status = modify(config, "KEEPALIVE_INTERVAL", kKeepaliveInterval);
     if (status.ok() && uses_shared_memory(options.tls)) status = modify(config, "MM_ERROR_HANDLING", "y");
   }

@@ -37,6 +37,9 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string
   shards->notes_ = reader->layout().notes();
   // Weights and configuration: eps, rope and the like change bits just as weights do.
   shards->checkpoint_hash_ = sha256_hex(*hash + "\n" + canonical_text(shards->config_));
+  for (const SafetensorsFile& file : (*checkpoint)->files()) {
+    shards->file_bytes_ += static_cast<int64_t>(file.file_bytes());
+  }
   shards->checkpoint_ = *std::move(checkpoint);
   shards->models_.resize(static_cast<size_t>(world));
   return shards;

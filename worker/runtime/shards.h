@@ -29,6 +29,8 @@ class ModelShards {
   Model& model(int rank) { return *models_[static_cast<size_t>(rank)]; }
   /// SHA-256 over every tensor and the configuration.
   const std::string& checkpoint_hash() const { return checkpoint_hash_; }
+  /// Size of all weight files: what the weights of all ranks together need at most, the embedding apart.
+  int64_t file_bytes() const { return file_bytes_; }
   /// What a person should know about the load: skipped tensors, decisions taken. One line each.
   const std::vector<std::string>& notes() const { return notes_; }
   /// Unmaps the files once all that is wanted has been loaded.
@@ -40,6 +42,7 @@ class ModelShards {
   int world_ = 1;
   ModelConfig config_;
   std::string checkpoint_hash_;
+  int64_t file_bytes_ = 0;
   std::vector<std::string> notes_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::vector<std::unique_ptr<Model>> models_;  // [world]; null where not loaded

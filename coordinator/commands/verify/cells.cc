@@ -97,7 +97,7 @@ std::vector<Cell> pairwise_sample(const std::vector<Cell>& cells, size_t at_leas
   std::set<std::string> covered;
   std::vector<bool> taken(cells.size(), false);
   // A stride that shares no factor with the count visits all cells in a scattered order.
-  size_t stride = cells.size() / 2 + 1;
+  size_t stride = cells.size() * 618 / 1000 + 1;
   const auto coprime = [&](size_t a) {
     size_t b = cells.size();
     while (b != 0) {

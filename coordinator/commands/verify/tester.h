@@ -21,7 +21,7 @@ struct TesterOptions {
   Axes axes;          // empty isas: all that this machine has
   bool full = false;  // the whole product; else a sample that covers every pair of axis values
   size_t sample = 0;  // at least so many cells
-  uint32_t prompt_tokens = 40;
+  uint32_t prompt_tokens = 70;
   uint32_t reply_tokens = 12;
   uint64_t seed = 1;
   /// Wraps the Ops of every rank of every cell but the reference; the negative control.

@@ -1,0 +1,206 @@
+#include "coordinator/commands/serve/rank_setup.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+
+#include "transport/base/link_measure.h"
+
+namespace tensorfold {
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+// Bytes of keys and values of one page on a rank.
+int64_t page_bytes(const ModelShape& shape) {
+  return kPageTokens * shape.kv_layers * shape.kv_heads * shape.head_dim * 2 * static_cast<int64_t>(sizeof(float));
+}
+
+// All ranks need the same pages; rank 0 owns the most heads, so its bytes decide.
+absl::StatusOr<int64_t> kv_pages(const Profile& profile, const ModelConfig& config) {
+  if (profile.memory.kv_pages > 0) return profile.memory.kv_pages;
+  const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
+  if (!widest.ok()) return widest.status();
+  const int64_t pages = profile.memory.kv_bytes / page_bytes(*widest);
+  if (pages < 1) {
+    return absl::InvalidArgumentError(fmt::format("memory.kv_bytes {} is less than one page of {} tokens ({} bytes)",
+                                                  profile.memory.kv_bytes, kPageTokens, page_bytes(*widest)));
+  }
+  return std::min<int64_t>(pages, kMaxPages);
+}
+
+// MemAvailable of /proc/meminfo, or -1.
+int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  int64_t kib = 0;
+  std::string unit;
+  while (file >> name >> kib >> unit) {
+    if (name == "MemAvailable:") return kib * 1024;
+  }
+  return -1;
+}
+
+int64_t state_bytes(const ModelShape& shape, int sequences) {
+  int64_t bytes = 0;
+  for (const DeltaNetShape& layer : shape.recurrent) {
+    bytes += 4 * (layer.v_heads * layer.dk * layer.dv + layer.channels() * (layer.conv_kernel - 1) +
+                  layer.max_window * (layer.channels() + 2 * layer.v_heads));
+  }
+  return bytes * sequences;
+}
+
+absl::Status plan_memory(const RankSetup& setup, int64_t weight_bytes) {
+  const int64_t kv = setup.runner_options.pages * page_bytes(setup.shape);
+  const int64_t states = state_bytes(setup.shape, setup.profile.schedule.max_sequences);
+  const int64_t total = weight_bytes + kv + states;
+  const int64_t available = available_memory();
+  spdlog::info(
+      "memory plan: weights at most {:.1f} MiB, {} KV pages {:.1f} MiB, states {:.1f} MiB; available {:.1f} MiB",
+      static_cast<double>(weight_bytes) / kMiB, setup.runner_options.pages, static_cast<double>(kv) / kMiB,
+      static_cast<double>(states) / kMiB, static_cast<double>(available) / kMiB);
+  if (available >= 0 && total > available - setup.profile.memory.floor_free) {
+    return absl::ResourceExhaustedError(
+        fmt::format("rank {} needs {:.1f} MiB, but {:.1f} MiB are available and memory.floor_free keeps {:.1f} MiB: "
+                    "lower memory.kv_bytes or schedule.max_sequences, or use more ranks",
+                    setup.rank, static_cast<double>(total) / kMiB, static_cast<double>(available) / kMiB,
+                    static_cast<double>(setup.profile.memory.floor_free) / kMiB));
+  }
+  return absl::OkStatus();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "unknown host";
+}
+
+absl::Status check_links(const RankSetup& setup, Communicator& communicator, Deadline deadline) {
+  const absl::StatusOr<std::vector<PeerLink>> links = measure_links(communicator, deadline);
+  if (!links.ok()) return links.status();
+  for (const PeerLink& link : *links) {
+    spdlog::info("link to {}", format_link(communicator, link));
+    const double wanted = static_cast<double>(setup.profile.cluster.ucx.min_bandwidth) / 1e9;
+    if (wanted <= 0 || link.measure.bandwidth_gb_s >= wanted) continue;
+    const std::string problem =
+        fmt::format("the link to {} carries {:.2f} GB/s; cluster.ucx.min_bandwidth expects {:.2f} GB/s",
+                    setup.profile.cluster.rank_name(link.peer), link.measure.bandwidth_gb_s, wanted);
+    if (setup.profile.cluster.ucx.on_slow == "refuse") return absl::FailedPreconditionError(problem);
+    spdlog::warn("{}", problem);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ClusterTimings RankSetup::timings() const {
+  ClusterTimings timings;
+  timings.heartbeat_interval =
+      std::chrono::duration_cast<std::chrono::milliseconds>(profile.cluster.heartbeat_interval);
+  timings.heartbeat_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(profile.cluster.heartbeat_timeout);
+  timings.handshake_timeout = std::max(timings.handshake_timeout, 2 * timings.heartbeat_timeout);
+  return timings;
+}
+
+UcxOptions RankSetup::ucx_options() const {
+  UcxOptions options;
+  options.tls = profile.cluster.ucx_tls();
+  options.net_devices = profile.cluster.net_devices_of(rank);
+  return options;
+}
+
+std::string RankSetup::host_label() const {
+  return profile.cluster.hosts.empty() ? host_name() : profile.cluster.hosts[static_cast<size_t>(rank)];
+}
+
+absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profile_path, int rank) {
+  auto setup = std::make_unique<RankSetup>();
+  absl::StatusOr<Profile> profile = load_profile(profile_path);
+  if (!profile.ok()) return profile.status();
+  setup->profile = *std::move(profile);
+  for (const std::string& warning : setup->profile.warnings) spdlog::warn("{}", warning);
+  spdlog::set_level(spdlog::level::from_str(setup->profile.log.level));
+  const int world = setup->profile.cluster.world;
+  if (rank < 0 || rank >= world) {
+    return absl::InvalidArgumentError(
+        fmt::format("--rank {}: {} has cluster.world {}, so ranks are 0 to {}", rank, profile_path, world, world - 1));
+  }
+  setup->rank = rank;
+  const absl::StatusOr<std::string> token = cluster_token(setup->profile);
+  if (!token.ok()) return token.status();
+  setup->token = *token;
+
+  absl::StatusOr<std::unique_ptr<Ops>> ops = make_backend({.backend = setup->profile.compute.backend,
+                                                           .isa = setup->profile.compute.isa,
+                                                           .threads = setup->profile.compute.threads});
+  if (!ops.ok()) return ops.status();
+  setup->ops = *std::move(ops);
+  spdlog::info("rank {} of {}: backend {}, model {}", rank, world, setup->ops->describe(), setup->profile.model.path);
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = ModelShards::open(setup->profile.model.path, world);
+  if (!shards.ok()) return shards.status();
+  setup->shards = *std::move(shards);
+  for (const std::string& note : setup->shards->notes()) spdlog::info("checkpoint: {}", note);
+  absl::StatusOr<ModelShape> shape = model_shape(setup->shards->config(), {world, rank});
+  if (!shape.ok()) return shape.status();
+  setup->shape = *std::move(shape);
+
+  const absl::StatusOr<int64_t> pages = kv_pages(setup->profile, setup->shards->config());
+  if (!pages.ok()) return pages.status();
+  setup->runner_options.slots = setup->profile.schedule.max_sequences;
+  setup->runner_options.pages = *pages;
+  setup->runner_options.step_timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(setup->profile.cluster.step_timeout);
+  setup->runner_options.row_timeout = setup->profile.cluster.step_timeout_per_row;
+  if (absl::Status status = plan_memory(*setup, setup->shards->file_bytes()); !status.ok()) return status;
+
+  RankIdentity& identity = setup->identity;
+  identity.build = TENSORFOLD_VERSION;
+  identity.fingerprint = numeric_fingerprint(
+      *setup->ops, setup->shape.slices,
+      fmt::format("precision {} kv {}", setup->profile.model.precision, setup->profile.model.kv_dtype),
+      setup->shards->checkpoint_hash());
+  identity.checkpoint = setup->shards->checkpoint_hash();
+  identity.profile = profile_hash(setup->profile);
+  identity.slices = setup->shape.slices.text();
+  identity.rank = static_cast<uint32_t>(rank);
+  identity.world = static_cast<uint32_t>(world);
+  identity.host = setup->host_label();
+  identity.pid = getpid();
+  identity.transport = setup->profile.cluster.transport;
+  spdlog::info("numeric fingerprint {}; slices: {}", identity.fingerprint, identity.slices);
+  return setup;
+}
+
+absl::Status load_rank(RankSetup& setup) {
+  const auto start = std::chrono::steady_clock::now();
+  if (absl::Status status = setup.shards->load(setup.rank, *setup.ops); !status.ok()) return status;
+  setup.shards->close_files();
+  auto runner = PassRunner::create(*setup.ops, setup.shards->model(setup.rank), setup.runner_options);
+  if (!runner.ok()) return runner.status();
+  setup.runner = *std::move(runner);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  spdlog::info("loaded {:.1f} MiB of weights in {:.2f} s",
+               static_cast<double>(setup.shards->model(setup.rank).weight_bytes()) / kMiB, seconds);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> connect_rank(RankSetup& setup, std::unique_ptr<UcxEndpoint> endpoint,
+                                                           const Roster& roster, Deadline deadline) {
+  UcxMembers members;
+  members.rank = setup.rank;
+  members.world = static_cast<int>(roster.world);
+  members.epoch = roster.epoch;
+  for (const RosterRank& rank : roster.ranks) {
+    members.addresses.push_back(rank.address);
+    members.labels.push_back(rank.host);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> communicator = endpoint->connect(members, deadline);
+  if (!communicator.ok()) return communicator.status();
+  spdlog::info("transport of epoch {}:\n{}", roster.epoch, (*communicator)->describe());
+  if (absl::Status status = check_links(setup, **communicator, deadline); !status.ok()) return status;
+  return communicator;
+}
+
+}  // namespace tensorfold

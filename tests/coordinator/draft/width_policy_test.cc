@@ -1,0 +1,201 @@
+#include "coordinator/draft/width_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+namespace tensorfold {
+namespace {
+
+void record_costs(WidthPolicy& policy, double per_row) {
+  for (size_t rows = 1; rows <= 64; ++rows) policy.record_pass(rows, 10.0 + per_row * static_cast<double>(rows - 1));
+}
+
+void record_windows(WidthPolicy& policy, DraftKind kind, uint32_t match, size_t drafted, size_t accepted, int times) {
+  for (int i = 0; i < times; ++i) {
+    policy.record_window({kind, static_cast<uint32_t>(drafted)}, match, accepted, nullptr);
+  }
+}
+
+WidthRequest mtp_request() {
+  WidthRequest request;
+  request.kind = DraftKind::kMtp;
+  request.mtp_available = true;
+  request.room = 100;
+  return request;
+}
+
+// Protects the estimate between and beyond what was measured, and against noise that makes more rows look cheaper.
+TEST(PassCosts, Estimates) {
+  PassCosts costs;
+  EXPECT_EQ(costs.estimate(1), 1.0);
+  EXPECT_GT(costs.estimate(8), 1.0);
+  costs.record(1, 10.0);
+  EXPECT_EQ(costs.estimate(1), 10.0);
+  EXPECT_GT(costs.estimate(2), 10.0);
+  costs.record(5, 14.0);
+  EXPECT_DOUBLE_EQ(costs.estimate(3), 12.0);
+  costs.record(3, 8.0);
+  EXPECT_EQ(costs.estimate(3), 10.0);
+  EXPECT_GE(costs.estimate(100), 14.0);
+  costs.record(2, std::numeric_limits<double>::quiet_NaN());
+  costs.record(0, 1.0);
+  costs.record(2, -1.0);
+  EXPECT_EQ(costs.estimate(2), 10.0);
+  PassCosts later;
+  later.record(4, 10.0);
+  EXPECT_LT(later.estimate(1), 10.0);
+}
+
+// Protects the rates: depth d is only judged when those before it were kept, and a sequence overrules the prior with
+// time.
+TEST(Acceptance, ByDepth) {
+  Acceptance global;
+  for (int i = 0; i < 200; ++i) global.record(DraftSource::kMtp, 4, 2);
+  EXPECT_GT(global.rate(DraftSource::kMtp, 1, nullptr), 0.95);
+  EXPECT_GT(global.rate(DraftSource::kMtp, 2, nullptr), 0.95);
+  EXPECT_LT(global.rate(DraftSource::kMtp, 3, nullptr), 0.1);
+  EXPECT_NEAR(global.rate(DraftSource::kMtp, 4, nullptr), 0.7, 1e-12);  // never tried
+  Acceptance own;
+  EXPECT_DOUBLE_EQ(own.rate(DraftSource::kMtp, 1, &global), global.rate(DraftSource::kMtp, 1, nullptr));
+  for (int i = 0; i < 100; ++i) own.record(DraftSource::kMtp, 1, 0);
+  EXPECT_LT(own.rate(DraftSource::kMtp, 1, &global), 0.2);
+  own.record(DraftSource::kMtp, 40, 50);  // more than counters, more kept than drafted: bounded
+}
+
+// Protects the choice: cheap rows and good drafts give wide windows, dear rows or bad drafts none.
+TEST(WidthPolicy, FollowsCostAndAcceptance) {
+  const std::vector<WidthRequest> one = {mtp_request()};
+  WidthPolicy good;
+  record_costs(good, 0.1);
+  good.record_mtp_step(0.2);
+  record_windows(good, DraftKind::kMtp, 0, 7, 7, 100);
+  EXPECT_EQ(good.choose(one, 0)[0].drafts, 7u);
+  EXPECT_EQ(good.choose(one, 0)[0].kind, DraftKind::kMtp);
+
+  WidthPolicy bad;
+  record_costs(bad, 1.0);
+  bad.record_mtp_step(1.0);
+  record_windows(bad, DraftKind::kMtp, 0, 7, 0, 100);
+  EXPECT_EQ(bad.choose(one, 0)[0].drafts, 0u);
+  EXPECT_EQ(bad.choose(one, 0)[0].kind, DraftKind::kNone);
+
+  WidthPolicy dear;  // a row costs as much as a pass: a draft would have to be kept always
+  record_costs(dear, 10.0);
+  dear.record_mtp_step(1.0);
+  record_windows(dear, DraftKind::kMtp, 0, 7, 7, 100);
+  EXPECT_EQ(dear.choose(one, 0)[0].drafts, 0u);
+}
+
+// Protects the optimum: against trying every width for one sequence.
+TEST(WidthPolicy, IsTheBestRatio) {
+  for (double per_row : {0.05, 0.5, 1.0, 2.0, 4.0}) {
+    for (size_t kept : {0u, 1u, 2u, 4u, 7u}) {
+      WidthPolicy policy;
+      record_costs(policy, per_row);
+      policy.record_mtp_step(0.3);
+      record_windows(policy, DraftKind::kMtp, 0, 7, kept, 30);
+      double best = 0;
+      uint32_t best_drafts = 0;
+      double tokens = 1;
+      double chance = 1;
+      for (uint32_t d = 0; d <= 7; ++d) {
+        if (d > 0) {
+          chance *= policy.global().rate(DraftSource::kMtp, d, nullptr);
+          tokens += chance;
+        }
+        const double value = tokens / (policy.costs().estimate(1 + d) + 0.3 * d);
+        if (value > best) {
+          best = value;
+          best_drafts = d;
+        }
+      }
+      EXPECT_EQ(policy.choose(std::vector<WidthRequest>{mtp_request()}, 0)[0].drafts, best_drafts);
+    }
+  }
+}
+
+// Protects limits: width, room, what the copy found, a request that asked for no drafts, a model without an MTP layer.
+TEST(WidthPolicy, KeepsLimits) {
+  WidthPolicy policy({.max_width = 4, .probe_interval = 32, .adaptive = false});
+  WidthRequest wide = mtp_request();
+  WidthRequest little = mtp_request();
+  little.room = 1;
+  WidthRequest none = mtp_request();
+  none.kind = DraftKind::kNone;
+  WidthRequest lacking = mtp_request();
+  lacking.mtp_available = false;
+  WidthRequest copy;
+  copy.kind = DraftKind::kCopy;
+  copy.copy_match = 9;
+  copy.copy_ids = 2;
+  copy.room = 9;
+  const auto got = policy.choose(std::vector<WidthRequest>{wide, little, none, lacking, copy}, 0);
+  EXPECT_EQ(got[0].drafts, 3u);
+  EXPECT_EQ(got[1].drafts, 1u);
+  EXPECT_EQ(got[2].drafts, 0u);
+  EXPECT_EQ(got[3].drafts, 0u);
+  EXPECT_EQ(got[4].drafts, 2u);
+  EXPECT_EQ(got[4].kind, DraftKind::kCopy);
+  EXPECT_TRUE(policy.choose({}, 5).empty());
+  EXPECT_EQ(WidthPolicy({.max_width = 1}).choose(std::vector<WidthRequest>{wide}, 0)[0].drafts, 0u);
+}
+
+// Protects `auto`: a long match whose kind is measured good is copied, otherwise the model guesses.
+TEST(WidthPolicy, AutoPicksTheBetterSource) {
+  WidthPolicy policy;
+  record_costs(policy, 0.2);
+  policy.record_mtp_step(0.5);
+  record_windows(policy, DraftKind::kMtp, 0, 7, 2, 100);
+  record_windows(policy, DraftKind::kCopy, 40, 7, 7, 100);
+  record_windows(policy, DraftKind::kCopy, 4, 7, 0, 100);
+  WidthRequest request = mtp_request();
+  request.kind = DraftKind::kAuto;
+  request.copy_ids = 7;
+  request.copy_match = 40;
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].kind, DraftKind::kCopy);
+  request.copy_match = 4;
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].kind, DraftKind::kMtp);
+  request.copy_match = 0;
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].kind, DraftKind::kMtp);
+  request.mtp_available = false;
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].kind, DraftKind::kNone);
+}
+
+// Protects batches: rows go to the sequences whose drafts are kept.
+TEST(WidthPolicy, SharesRowsByWorth) {
+  WidthPolicy policy;
+  record_costs(policy, 1.0);
+  policy.record_mtp_step(0.1);
+  Acceptance sure;
+  Acceptance poor;
+  for (int i = 0; i < 100; ++i) {
+    sure.record(DraftSource::kMtp, 7, 7);
+    poor.record(DraftSource::kMtp, 1, 0);
+  }
+  WidthRequest a = mtp_request();
+  a.acceptance = &sure;
+  WidthRequest b = mtp_request();
+  b.acceptance = &poor;
+  const auto got = policy.choose(std::vector<WidthRequest>{b, a, b}, 0);
+  EXPECT_EQ(got[0].drafts, 0u);
+  EXPECT_GT(got[1].drafts, 3u);
+  EXPECT_EQ(got[2].drafts, 0u);
+}
+
+// Protects against never measuring again: after a while without drafts, one is tried.
+TEST(WidthPolicy, Probes) {
+  WidthPolicy policy;
+  record_costs(policy, 1.0);
+  record_windows(policy, DraftKind::kMtp, 0, 7, 0, 100);
+  WidthRequest request = mtp_request();
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].drafts, 0u);
+  request.idle_rounds = 32;
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].drafts, 1u);
+  request.room = 0;
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].drafts, 0u);
+}
+
+}  // namespace
+}  // namespace tensorfold

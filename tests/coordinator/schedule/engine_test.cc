@@ -1,0 +1,316 @@
+// The scheduler on a real tiny model: many requests at once, cancels, limits, a lost world, always the same bytes.
+#include "coordinator/schedule/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "worker/runtime/local_cluster.h"
+
+namespace tensorfold {
+namespace {
+
+const std::string kFixture = std::string(TENSORFOLD_SOURCE_DIR) + "/tests/fixtures/qwen3_5";
+
+// A world whose passes can be made to fail, as when a rank is lost; try_regroup() brings it back after `outage` calls.
+class BreakableLink : public ClusterLink, public PassExecutor {
+ public:
+  explicit BreakableLink(LocalCluster& cluster) : cluster_(cluster) {}
+
+  PassExecutor& executor() override { return *this; }
+  absl::StatusOr<PassResult> execute(PassPlan plan) override {
+    ++passes_;
+    if (fail_at_ == passes_) return absl::UnavailableError("rank 1 (thread 1) was lost: a test says so");
+    return cluster_.executor().execute(std::move(plan));
+  }
+  absl::Status try_regroup() override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (outage_-- > 0) return absl::UnavailableError("waiting for rank 1");
+    return cluster_.forget();
+  }
+  void fail_at(uint64_t pass, int outage) {
+    fail_at_ = pass;
+    outage_ = outage;
+  }
+
+ private:
+  LocalCluster& cluster_;
+  std::atomic<uint64_t> passes_{0};
+  std::atomic<uint64_t> fail_at_{0};
+  std::atomic<int> outage_{0};
+};
+
+// Collects one request's events. The engine may call the sink until it is stopped, so the state is shared with it.
+class Listener {
+ public:
+  GenerationSink sink() {
+    return [state = state_](GenerationEvent event) {
+      const std::lock_guard lock(state->mutex);
+      if (auto* tokens = std::get_if<TokenEvent>(&event)) {
+        state->tokens += tokens->tokens.size();
+      } else {
+        state->finishes.push_back(std::get<FinishEvent>(std::move(event)));
+      }
+      state->changed.notify_all();
+    };
+  }
+  FinishEvent finish(size_t index = 0) {
+    std::unique_lock lock(state_->mutex);
+    EXPECT_TRUE(
+        state_->changed.wait_for(lock, std::chrono::seconds(60), [&] { return state_->finishes.size() > index; }));
+    return state_->finishes.size() > index ? state_->finishes[index] : FinishEvent{};
+  }
+  void wait_tokens(size_t count) {
+    std::unique_lock lock(state_->mutex);
+    EXPECT_TRUE(state_->changed.wait_for(lock, std::chrono::seconds(60), [&] { return state_->tokens >= count; }));
+  }
+  bool finished() {
+    const std::lock_guard lock(state_->mutex);
+    return !state_->finishes.empty();
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    size_t tokens = 0;
+    std::vector<FinishEvent> finishes;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+class EngineTest : public testing::Test {
+ protected:
+  void open(EngineOptions options, int world = 2) {
+    packer_ = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+    shards_ = *ModelShards::load_all(kFixture, world, *packer_);
+    LocalClusterOptions cluster;
+    cluster.backend.threads = 1;
+    cluster.runner.slots = options.max_sequences;
+    cluster.runner.pages = options.pages;
+    cluster_ = *LocalCluster::start(*shards_, cluster);
+    link_ = std::make_unique<BreakableLink>(*cluster_);
+    EngineModel model;
+    model.context = 4096;
+    model.vocabulary = 512;
+    model.has_mtp = true;
+    engine_ = std::make_unique<Engine>(*link_, model, options);
+    engine_->start();
+  }
+
+  static GenerationRequest request(uint32_t seed, uint32_t prompt_tokens = 30, uint32_t max_tokens = 24) {
+    GenerationRequest request;
+    for (uint32_t i = 0; i < prompt_tokens; ++i) request.prompt.push_back(10 + (seed * 131 + i * i * 7) % 400);
+    request.max_tokens = max_tokens;
+    request.sampling.temperature = seed % 2 == 0 ? 0.0 : 0.8;
+    request.return_token_ids = true;
+    return request;
+  }
+
+  std::string run(const GenerationRequest& request) {
+    Listener listener;
+    const ApiOr<uint64_t> id = engine_->submit(request, listener.sink());
+    EXPECT_TRUE(id.ok());
+    return id.ok() ? listener.finish().stats.token_sha : "";
+  }
+
+  // The status is published after a round, the finish event during it.
+  bool all_pages_free() {
+    for (int i = 0; i < 1000; ++i) {
+      if (engine_->status().free_pages == engine_->status().pages) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+
+  void TearDown() override {
+    if (engine_ != nullptr) engine_->stop();
+  }
+
+  std::unique_ptr<Ops> packer_;
+  std::unique_ptr<ModelShards> shards_;
+  std::unique_ptr<LocalCluster> cluster_;
+  std::unique_ptr<BreakableLink> link_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// Protects: a reply is the same drafted and serial, alone and among others, whatever lane and order it gets.
+TEST_F(EngineTest, SameBytesAloneSerialAndCrowded) {
+  EngineOptions options;
+  options.max_sequences = 3;
+  options.prompt_chunk = 13;
+  options.max_batch_rows = 40;
+  open(options);
+  std::vector<std::string> serial;
+  for (uint32_t seed = 0; seed < 8; ++seed) {
+    GenerationRequest plain = request(seed, 20 + 11 * seed);
+    plain.draft = false;
+    serial.push_back(run(plain));
+  }
+  std::vector<Listener> listeners(8);
+  for (uint32_t seed = 0; seed < 8; ++seed) {
+    ASSERT_TRUE(engine_->submit(request(seed, 20 + 11 * seed), listeners[seed].sink()).ok());
+  }
+  for (uint32_t seed = 0; seed < 8; ++seed) {
+    const FinishEvent finish = listeners[seed].finish();
+    EXPECT_EQ(finish.stats.token_sha, serial[seed]) << seed;
+    EXPECT_EQ(finish.reason, FinishReason::kLength);
+    EXPECT_EQ(finish.stats.completion_tokens, 24u);
+  }
+  const EngineStatus status = engine_->status();
+  EXPECT_EQ(status.finished, 16u);
+  EXPECT_TRUE(all_pages_free());
+}
+
+// Protects: when a pass fails, requests are parked and go on with the same bytes, streams in the middle of a reply too.
+TEST_F(EngineTest, RepliesSurviveALostRank) {
+  open({});
+  std::vector<std::string> undisturbed;
+  for (uint32_t seed = 0; seed < 3; ++seed) undisturbed.push_back(run(request(seed)));
+  for (const uint64_t later : {1, 2, 4, 7}) {
+    std::vector<Listener> listeners(3);
+    link_->fail_at(engine_->status().passes + later + 1, 4);
+    for (uint32_t seed = 0; seed < 3; ++seed) ASSERT_TRUE(engine_->submit(request(seed), listeners[seed].sink()).ok());
+    for (uint32_t seed = 0; seed < 3; ++seed) {
+      EXPECT_EQ(listeners[seed].finish().stats.token_sha, undisturbed[seed]) << "failure at pass " << later;
+    }
+  }
+}
+
+// Protects: a rank that stays away turns parked requests into clean errors that name it, and new ones are refused at
+// once.
+TEST_F(EngineTest, ParkDeadlineEndsWithACleanError) {
+  EngineOptions options;
+  options.park_deadline = std::chrono::milliseconds(200);
+  open(options);
+  run(request(0));
+  Listener listener;
+  link_->fail_at(engine_->status().passes + 3, 1000000);
+  ASSERT_TRUE(engine_->submit(request(1), listener.sink()).ok());
+  const FinishEvent finish = listener.finish();
+  ASSERT_TRUE(finish.error.has_value());
+  EXPECT_EQ(finish.reason, FinishReason::kError);
+  EXPECT_EQ(finish.error->http_status(), 503);
+  EXPECT_NE(finish.error->message.find("rank 1"), std::string::npos) << finish.error->message;
+  Listener refused;
+  const ApiOr<uint64_t> id = engine_->submit(request(2), refused.sink());
+  ASSERT_FALSE(id.ok());
+  EXPECT_EQ(id.error().http_status(), 503);
+  EXPECT_TRUE(id.error().retry_after_s.has_value());
+}
+
+// Protects: cancelled requests leave at once, running or queued, and their lane and pages are free again.
+TEST_F(EngineTest, CancelFreesLaneAndQueue) {
+  EngineOptions options;
+  options.max_sequences = 1;
+  open(options);
+  Listener running;
+  Listener queued;
+  const ApiOr<uint64_t> first = engine_->submit(request(0, 30, 3000), running.sink());
+  const ApiOr<uint64_t> second = engine_->submit(request(1, 30, 3000), queued.sink());
+  ASSERT_TRUE(first.ok() && second.ok());
+  running.wait_tokens(3);
+  engine_->cancel(*second);
+  EXPECT_EQ(queued.finish().reason, FinishReason::kCancelled);
+  EXPECT_FALSE(running.finished());
+  engine_->cancel(*first);
+  EXPECT_EQ(running.finish().reason, FinishReason::kCancelled);
+  EXPECT_FALSE(run(request(2)).empty());
+  EXPECT_TRUE(all_pages_free());
+}
+
+// Protects: a full queue says 429 with Retry-After, a request larger than the pool says what there is, before any work.
+TEST_F(EngineTest, AdmissionIsBoundedAndExplained) {
+  EngineOptions options;
+  options.max_sequences = 1;
+  options.queue_limit = 2;
+  options.pages = 60;
+  open(options);
+  std::vector<Listener> listeners(6);
+  std::vector<uint64_t> ids;
+  int refused = 0;
+  for (uint32_t i = 0; i < 6; ++i) {
+    const ApiOr<uint64_t> id = engine_->submit(request(i, 30, 2000), listeners[i].sink());
+    if (id.ok()) {
+      ids.push_back(*id);
+      continue;
+    }
+    ++refused;
+    EXPECT_EQ(id.error().http_status(), 429);
+    EXPECT_TRUE(id.error().retry_after_s.has_value());
+  }
+  EXPECT_GE(refused, 3);
+  Listener large;
+  const ApiOr<uint64_t> id = engine_->submit(request(9, 3000, 1000), large.sink());
+  ASSERT_FALSE(id.ok());
+  EXPECT_EQ(id.error().http_status(), 400);
+  for (const uint64_t admitted : ids) engine_->cancel(admitted);
+}
+
+// Protects: n choices are n replies keyed by their index, and choice 0 equals the reply to n = 1.
+TEST_F(EngineTest, ChoicesAreKeyedByTheirIndex) {
+  open({});
+  const std::string one = run(request(1));
+  GenerationRequest three = request(1);
+  three.n = 3;
+  Listener listener;
+  ASSERT_TRUE(engine_->submit(three, listener.sink()).ok());
+  std::vector<std::string> shas(3);
+  for (size_t i = 0; i < 3; ++i) {
+    const FinishEvent finish = listener.finish(i);
+    shas[finish.choice] = finish.stats.token_sha;
+  }
+  EXPECT_EQ(shas[0], one);
+  EXPECT_NE(shas[1], one);
+  EXPECT_NE(shas[2], shas[1]);
+}
+
+// Protects: penalties and bias change the reply, and are applied to drafted rows exactly as serially.
+TEST_F(EngineTest, PenaltiesAreTheSameDraftedAndSerial) {
+  open({});
+  for (const double temperature : {0.0, 0.9}) {
+    GenerationRequest plain = request(2, 30, 40);
+    plain.sampling.temperature = temperature;
+    const std::string without = run(plain);
+    plain.sampling.repetition_penalty = 1.3;
+    plain.sampling.presence_penalty = 0.7;
+    plain.sampling.frequency_penalty = 0.4;
+    plain.sampling.logit_bias = {{.id = 33, .bias = 4.0}};
+    const std::string drafted = run(plain);
+    plain.draft = false;
+    EXPECT_EQ(run(plain), drafted);
+    EXPECT_NE(drafted, without);
+  }
+}
+
+// Protects: draining refuses new work, finishes what there is, and says when it could not.
+TEST_F(EngineTest, DrainFinishesWhatIsThere) {
+  open({});
+  Listener listener;
+  ASSERT_TRUE(engine_->submit(request(1, 30, 60), listener.sink()).ok());
+  EXPECT_TRUE(engine_->drain(std::chrono::seconds(30)));
+  EXPECT_TRUE(listener.finished());
+  Listener late;
+  const ApiOr<uint64_t> id = engine_->submit(request(2), late.sink());
+  ASSERT_FALSE(id.ok());
+  EXPECT_EQ(id.error().http_status(), 503);
+}
+
+// Protects: a request's deadline ends it, queued or running.
+TEST_F(EngineTest, DeadlinesEndRequests) {
+  EngineOptions options;
+  options.max_sequences = 1;
+  open(options);
+  GenerationRequest slow = request(0, 30, 3500);
+  slow.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+  Listener listener;
+  ASSERT_TRUE(engine_->submit(slow, listener.sink()).ok());
+  const FinishEvent finish = listener.finish();
+  ASSERT_TRUE(finish.error.has_value());
+  EXPECT_EQ(finish.error->http_status(), 504);
+}
+
+}  // namespace
+}  // namespace tensorfold

@@ -1,0 +1,89 @@
+// Checks of the kernels that need no test framework, so that a cross build can run them under an emulator: the program
+// kernels_selftest runs them all, and kernels_test gives each to GoogleTest.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/ops/ops.h"
+#include "kernels/reference/reference.h"
+
+namespace tensorfold {
+
+/// Collects failures of one check.
+class Checker {
+ public:
+  void expect(bool ok, const std::string& what);
+  const std::vector<std::string>& failures() const { return failures_; }
+
+ private:
+  std::vector<std::string> failures_;
+};
+
+struct NamedCheck {
+  const char* name;
+  void (*run)(Checker&);
+};
+/// All checks of all *_checks.cc files.
+std::span<const NamedCheck> all_checks();
+
+/// splitmix64; the same numbers on every machine.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t bits();
+  int64_t below(int64_t n) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(n)); }
+  /// Uniform in [-1, 1), a multiple of 2^-23.
+  float uniform();
+  /// Wide range: uniform times 2^-12 … 2^12.
+  float wide();
+  std::vector<float> vector(int64_t n, bool wide = false);
+
+ private:
+  uint64_t state_;
+};
+
+/// A MatrixSource with its own bytes.
+struct OwnedMatrix {
+  MatrixSource source;
+  std::vector<std::byte> data, scales, biases;
+};
+/// Random weights; bits/group only for kMlxAffine.
+std::unique_ptr<OwnedMatrix> random_matrix(Random* random, int64_t rows, int64_t cols, WeightFormat format,
+                                           int bits = 0, int group = 0,
+                                           WeightFormat scale_format = WeightFormat::kBf16);
+/// The same values as fp32.
+std::unique_ptr<OwnedMatrix> as_f32(const MatrixSource& source);
+
+/// A CPU backend, its tensors filled and read with little ceremony.
+struct Variant {
+  std::string name;
+  std::unique_ptr<Ops> ops;
+};
+/// Every instruction set of this machine with each of these thread counts.
+std::vector<Variant> all_variants(const std::vector<int>& threads);
+Tensor upload(Ops& ops, int64_t rows, int64_t cols, const std::vector<float>& values);
+std::vector<float> download(Ops& ops, Tensor t);
+RefMatrix to_ref(int64_t rows, int64_t cols, const std::vector<float>& values);
+
+/// Equal as bits (so that -0, NaN and subnormals count).
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
+/// FNV-1a over the bits; `seed` chains several.
+uint64_t hash_bits(const std::vector<float>& values, uint64_t seed = 0xcbf29ce484222325u);
+/// Largest |a - b| / (|b| + floor).
+double relative_error(const std::vector<float>& a, const RefMatrix& b, double floor);
+
+// One function a file; each appends to the list.
+std::vector<NamedCheck> numerics_checks();
+std::vector<NamedCheck> vector_math_checks();
+std::vector<NamedCheck> matmul_checks();
+std::vector<NamedCheck> rowwise_checks();
+std::vector<NamedCheck> attention_checks();
+std::vector<NamedCheck> delta_net_checks();
+std::vector<NamedCheck> golden_checks();
+
+}  // namespace tensorfold
