@@ -3,7 +3,7 @@ import json
 import sys
 import urllib.request
 
-QUESTION = "Spell the word telescope, then copy this text exactly: In winter the elephant sleeps longer than in autumn."
+QUESTION = "Copy this text exactly: In winter the elephant sleeps longer than in autumn, and in spring it wakes before the others do."
 
 
 def ask(base, draft):

@@ -64,6 +64,7 @@ step "build release" cmake --build --preset release || summary
 
 echo "== style"
 step "clang-format" tests/check_format.sh
+step "one class, one name" tests/check_names.sh
 step "words that must not appear" tests/check_words.sh
 
 echo "== tests (release)"

@@ -4,8 +4,8 @@
 
 namespace tensorfold {
 
-void Connection::start_sending(std::function<std::optional<v1::CoordinatorMessage>()> heartbeat,
-                               std::chrono::milliseconds interval) {
+void MemberConnection::start_sending(std::function<std::optional<v1::CoordinatorMessage>()> heartbeat,
+                                     std::chrono::milliseconds interval) {
   outbox_ = std::make_unique<Outbox<v1::CoordinatorMessage>>(
       [this](const v1::CoordinatorMessage& message) {
         if (stream_->Write(message)) return true;
@@ -15,16 +15,16 @@ void Connection::start_sending(std::function<std::optional<v1::CoordinatorMessag
       std::move(heartbeat), interval);
 }
 
-void Connection::post(v1::CoordinatorMessage message) {
+void MemberConnection::post(v1::CoordinatorMessage message) {
   if (!outbox_->post(std::move(message))) cancel();
 }
 
-void Connection::cancel() {
+void MemberConnection::cancel() {
   const std::lock_guard lock(mutex_);
   if (context_ != nullptr) context_->TryCancel();
 }
 
-void Connection::finish() {
+void MemberConnection::finish() {
   if (outbox_ != nullptr) {
     cancel();
     outbox_->close();

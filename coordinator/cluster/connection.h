@@ -16,12 +16,12 @@
 
 namespace tensorfold {
 
-class Connection {
+class MemberConnection {
  public:
   using Stream = grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>;
 
   /// Both outlive finish().
-  Connection(grpc::ServerContext* context, Stream* stream) : context_(context), stream_(stream) {}
+  MemberConnection(grpc::ServerContext* context, Stream* stream) : context_(context), stream_(stream) {}
 
   /// Handler's thread only. False: the stream has ended.
   bool read(v1::MemberMessage* message) { return stream_->Read(message); }

@@ -17,8 +17,8 @@ std::string text_of(const absl::Status& status) { return std::string(status.mess
 JoinService::JoinService(RankIdentity self, std::string token, ClusterTimings timings, Roll& roll)
     : self_(std::move(self)), token_(std::move(token)), timings_(timings), roll_(roll) {}
 
-grpc::Status JoinService::Join(grpc::ServerContext* context, Connection::Stream* stream) {
-  const auto connection = std::make_shared<Connection>(context, stream);
+grpc::Status JoinService::Join(grpc::ServerContext* context, MemberConnection::Stream* stream) {
+  const auto connection = std::make_shared<MemberConnection>(context, stream);
   if (!roll_.begin_handshake(connection)) {
     connection->finish();
     return {grpc::StatusCode::RESOURCE_EXHAUSTED, "too many ranks are joining at once, or the coordinator is ending"};
@@ -38,7 +38,7 @@ grpc::Status JoinService::Join(grpc::ServerContext* context, Connection::Stream*
   return grpc::Status::OK;
 }
 
-absl::StatusOr<RankIdentity> JoinService::handshake(const std::shared_ptr<Connection>& connection,
+absl::StatusOr<RankIdentity> JoinService::handshake(const std::shared_ptr<MemberConnection>& connection,
                                                     const std::string& peer) {
   const absl::StatusOr<std::string> nonce = make_nonce();
   if (!nonce.ok()) return nonce.status();
@@ -86,7 +86,7 @@ absl::Status JoinService::check_token(const RankIdentity& joining, const std::st
                   joining.label(), joining.rank));
 }
 
-void JoinService::serve(const RankIdentity& member, const std::shared_ptr<Connection>& connection) {
+void JoinService::serve(const RankIdentity& member, const std::shared_ptr<MemberConnection>& connection) {
   std::string cause = "its connection broke";
   v1::MemberMessage message;
   while (connection->read(&message)) {

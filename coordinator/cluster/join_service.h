@@ -18,13 +18,13 @@ class JoinService : public v1::Cluster::Service {
   /// `self` is rank 0's identity; the roll outlives the service.
   JoinService(RankIdentity self, std::string token, ClusterTimings timings, Roll& roll);
 
-  grpc::Status Join(grpc::ServerContext* context, Connection::Stream* stream) override;
+  grpc::Status Join(grpc::ServerContext* context, MemberConnection::Stream* stream) override;
 
  private:
   /// The rank that the stream holds from now on. Unavailable: the member went away. Else the reason of the refusal.
-  absl::StatusOr<RankIdentity> handshake(const std::shared_ptr<Connection>& connection, const std::string& peer);
+  absl::StatusOr<RankIdentity> handshake(const std::shared_ptr<MemberConnection>& connection, const std::string& peer);
   absl::Status check_token(const RankIdentity& joining, const std::string& proof, const std::string& expected) const;
-  void serve(const RankIdentity& member, const std::shared_ptr<Connection>& connection);
+  void serve(const RankIdentity& member, const std::shared_ptr<MemberConnection>& connection);
 
   const RankIdentity self_;
   const std::string token_;

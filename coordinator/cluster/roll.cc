@@ -57,7 +57,7 @@ Roll::~Roll() {
 
 // ---- the service's side ----
 
-bool Roll::begin_handshake(const std::shared_ptr<Connection>& connection) {
+bool Roll::begin_handshake(const std::shared_ptr<MemberConnection>& connection) {
   {
     const std::lock_guard lock(mutex_);
     if (closing_ || handshakes_.size() >= kMaxHandshakes) return false;
@@ -67,18 +67,18 @@ bool Roll::begin_handshake(const std::shared_ptr<Connection>& connection) {
   return true;
 }
 
-void Roll::end_handshake(const std::shared_ptr<Connection>& connection) {
+void Roll::end_handshake(const std::shared_ptr<MemberConnection>& connection) {
   const std::lock_guard lock(mutex_);
   handshakes_.erase(connection);
 }
 
 absl::Status Roll::claim(const RankIdentity& identity, uint32_t last_epoch,
-                         const std::shared_ptr<Connection>& connection, v1::CoordinatorMessage accepted) {
+                         const std::shared_ptr<MemberConnection>& connection, v1::CoordinatorMessage accepted) {
   std::string notice_text;
   {
     std::unique_lock lock(mutex_);
     Place& place = places_[identity.rank];
-    const std::shared_ptr<Connection> holder = place.connection;
+    const std::shared_ptr<MemberConnection> holder = place.connection;
     if (holder != nullptr) {
       const uint64_t messages = place.messages;
       // A little longer than the watchdog takes to lose a silent holder.
@@ -106,7 +106,7 @@ absl::Status Roll::claim(const RankIdentity& identity, uint32_t last_epoch,
   return absl::OkStatus();
 }
 
-void Roll::take_place(Place& place, const RankIdentity& identity, const std::shared_ptr<Connection>& connection) {
+void Roll::take_place(Place& place, const RankIdentity& identity, const std::shared_ptr<MemberConnection>& connection) {
   place = Place{};
   place.state = RankState::kJoined;
   place.identity = identity;
@@ -115,7 +115,8 @@ void Roll::take_place(Place& place, const RankIdentity& identity, const std::sha
   place.fresh_address = true;
 }
 
-bool Roll::receive(uint32_t rank, const std::shared_ptr<Connection>& connection, const v1::MemberMessage& message) {
+bool Roll::receive(uint32_t rank, const std::shared_ptr<MemberConnection>& connection,
+                   const v1::MemberMessage& message) {
   {
     const std::lock_guard lock(mutex_);
     Place& place = places_[rank];
@@ -159,7 +160,7 @@ void Roll::receive_heartbeat(Place& place, const v1::Heartbeat& heartbeat) {
   if (heartbeat.has_progress()) place.progress = progress_from_wire(heartbeat.progress());
 }
 
-void Roll::lose(uint32_t rank, const std::shared_ptr<Connection>& connection, const std::string& cause) {
+void Roll::lose(uint32_t rank, const std::shared_ptr<MemberConnection>& connection, const std::string& cause) {
   {
     const std::lock_guard lock(mutex_);
     if (places_[rank].connection != connection) return;
@@ -250,7 +251,7 @@ bool Roll::run_events(std::unique_lock<std::mutex>& lock) {
 Roll::Clock::time_point Roll::check_silence(Clock::time_point now) {
   Clock::time_point next = now + timings_.heartbeat_timeout;
   for (uint32_t rank = 1; rank < places_.size(); ++rank) {
-    const std::shared_ptr<Connection> connection = places_[rank].connection;
+    const std::shared_ptr<MemberConnection> connection = places_[rank].connection;
     if (connection == nullptr) continue;
     const Clock::time_point silent_at = places_[rank].heard + timings_.heartbeat_timeout;
     if (silent_at > now) {

@@ -40,20 +40,20 @@ class Roll {
   // The service's side.
 
   /// From now until end_handshake(), cancels `connection` if the handshake takes too long. False: too many at once.
-  bool begin_handshake(const std::shared_ptr<Connection>& connection);
-  void end_handshake(const std::shared_ptr<Connection>& connection);
+  bool begin_handshake(const std::shared_ptr<MemberConnection>& connection);
+  void end_handshake(const std::shared_ptr<MemberConnection>& connection);
 
   /// Gives the rank of a checked `identity` to `connection`, whose first message becomes `accepted`. AlreadyExists,
   /// naming the holder, if another process holds it. A holder that has been silent is given the heartbeat timeout to
   /// show that it lives: a process that died without a word does not keep its successor out.
-  absl::Status claim(const RankIdentity& identity, uint32_t last_epoch, const std::shared_ptr<Connection>& connection,
-                     v1::CoordinatorMessage accepted);
+  absl::Status claim(const RankIdentity& identity, uint32_t last_epoch,
+                     const std::shared_ptr<MemberConnection>& connection, v1::CoordinatorMessage accepted);
 
   /// A message from the holder of `rank`. False: the message is out of turn, and the stream is to end.
-  bool receive(uint32_t rank, const std::shared_ptr<Connection>& connection, const v1::MemberMessage& message);
+  bool receive(uint32_t rank, const std::shared_ptr<MemberConnection>& connection, const v1::MemberMessage& message);
 
   /// The stream of `rank` has ended. Nothing happens if `connection` does not hold the rank any more.
-  void lose(uint32_t rank, const std::shared_ptr<Connection>& connection, const std::string& cause);
+  void lose(uint32_t rank, const std::shared_ptr<MemberConnection>& connection, const std::string& cause);
 
   void notice(const std::string& text) const { callbacks_.on_notice(text); }
 
@@ -74,9 +74,9 @@ class Roll {
  private:
   struct Place {  // of one rank
     RankState state = RankState::kMissing;
-    RankIdentity identity;                   // of the last holder
-    std::shared_ptr<Connection> connection;  // null: nobody holds the rank
-    Clock::time_point heard;                 // the last message
+    RankIdentity identity;                         // of the last holder
+    std::shared_ptr<MemberConnection> connection;  // null: nobody holds the rank
+    Clock::time_point heard;                       // the last message
     uint64_t messages = 0;
     bool welcomed = false;       // this holder has had a roster
     bool fresh_address = false;  // identity.address has not been used in an epoch
@@ -87,7 +87,7 @@ class Roll {
   };
 
   // All of these: mutex_ held.
-  void take_place(Place& place, const RankIdentity& identity, const std::shared_ptr<Connection>& connection);
+  void take_place(Place& place, const RankIdentity& identity, const std::shared_ptr<MemberConnection>& connection);
   void lose_locked(uint32_t rank, const std::string& cause);
   void end_epoch_locked(const std::string& cause);
   Roster begin_epoch();
@@ -116,9 +116,9 @@ class Roll {
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  std::vector<Place> places_;                                            // [world]; place 0 is not used
-  std::map<std::shared_ptr<Connection>, Clock::time_point> handshakes_;  // and when they are too late
-  std::deque<std::function<void()>> events_;                             // callbacks to make, in order
+  std::vector<Place> places_;                                                  // [world]; place 0 is not used
+  std::map<std::shared_ptr<MemberConnection>, Clock::time_point> handshakes_;  // and when they are too late
+  std::deque<std::function<void()>> events_;                                   // callbacks to make, in order
   uint32_t epoch_ = 0;
   uint32_t highest_epoch_seen_ = 0;  // by any member, also under an earlier coordinator
   bool epoch_live_ = false;

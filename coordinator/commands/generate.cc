@@ -128,6 +128,7 @@ absl::Status run_generate(const GenerateFlags& flags) {
   std::mutex mutex;
   std::condition_variable done;
   std::optional<FinishEvent> finish;
+  if (absl::Status status = engine.warm_up(); !status.ok()) return status;
   engine.start();
   const ApiOr<uint64_t> id = engine.submit(std::move(request), [&](GenerationEvent event) {
     const std::lock_guard lock(mutex);

@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   CLI::App app{"TensorFold Cluster: exact tensor-parallel serving of language models"};
   app.require_subcommand(1);
   int exit_code = 0;
+  tensorfold::add_serve_command(app, &exit_code);
   tensorfold::add_generate_command(app, &exit_code);
   tensorfold::add_logits_command(app, &exit_code);
   tensorfold::add_inspect_command(app, &exit_code);

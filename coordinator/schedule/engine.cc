@@ -39,6 +39,62 @@ void Engine::start() {
   thread_ = std::thread([this] { run(); });
 }
 
+// One verify window of the warm-up sequence, none of it kept but the certain row. Milliseconds.
+absl::StatusOr<double> Engine::timed_window(uint32_t width, uint32_t mtp_steps, uint64_t* position) {
+  PassPlan plan;
+  SequencePlan& sequence = plan.sequences.emplace_back();
+  sequence.fresh = *position == 0;
+  sequence.use_mtp = mtp_in_use();
+  sequence.first_position = *position;
+  sequence.certain = 1;
+  sequence.tokens.assign(width - mtp_steps, 0);
+  sequence.mtp_steps = mtp_steps;
+  if (sequence.fresh) sequence.new_pages = {0};
+  for (uint32_t row = 0; row < width; ++row) sequence.wants.push_back({row, 1});
+  *position += 1;
+  const Clock::time_point start = Clock::now();
+  const absl::StatusOr<PassResult> result = link_.executor().execute(std::move(plan));
+  if (!result.ok()) return result.status();
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+absl::Status Engine::warm_up() {
+  constexpr int kRepeats = 3;
+  constexpr std::chrono::seconds kLongest{3};
+  const Clock::time_point begin = Clock::now();
+  const uint32_t widest = options_.draft == DraftKind::kNone ? 1 : policy_.options().max_width;
+  uint64_t position = 0;
+  std::vector<uint32_t> widths;
+  for (uint32_t width = 1; width < widest; width *= 2) widths.push_back(width);
+  widths.push_back(widest);
+  for (const uint32_t width : widths) {
+    double best = 0;
+    for (int repeat = 0; repeat < kRepeats; ++repeat) {
+      const absl::StatusOr<double> ms = timed_window(width, 0, &position);
+      if (!ms.ok()) return ms.status();
+      if (repeat == 0 || *ms < best) best = *ms;
+      if (Clock::now() - begin > kLongest) break;
+    }
+    policy_.record_pass(width, best);
+  }
+  if (mtp_in_use() && widest > 1) {
+    const uint32_t steps = std::min(widest - 1, 3u);
+    double best = 0;
+    for (int repeat = 0; repeat < kRepeats; ++repeat) {
+      const absl::StatusOr<double> ms = timed_window(steps + 1, steps, &position);
+      if (!ms.ok()) return ms.status();
+      if (repeat == 0 || *ms < best) best = *ms;
+      if (Clock::now() - begin > kLongest) break;
+    }
+    mtp_step_ms_ = std::max(0.0, best - policy_.costs().estimate(steps + 1)) / steps;
+    policy_.record_mtp_step(mtp_step_ms_);
+  }
+  PassPlan release;
+  release.kind = PlanKind::kPing;
+  release.release = {0};
+  return link_.executor().execute(std::move(release)).status();
+}
+
 int64_t Engine::pages_for(const GenerationRequest& request) const {
   // A window's tentative rows may reach past the last token kept.
   const int64_t tokens = static_cast<int64_t>(request.prompt.size()) + request.max_tokens + kMaxWindow;
@@ -300,7 +356,9 @@ void Engine::run_round() {
     return;
   }
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-  policy_.record_pass(round.plan.rows(), ms);
+  uint32_t mtp_steps = 0;  // chained once for all sequences
+  for (const SequencePlan& sequence : round.plan.sequences) mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
+  policy_.record_pass(round.plan.rows(), std::max(ms - mtp_steps * mtp_step_ms_, ms / 2));
 
   // Each rank reports the wanted rows in the plan's order.
   std::vector<size_t> at(result->reports.size(), 0);

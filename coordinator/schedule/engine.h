@@ -100,6 +100,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  /// Before start(): runs passes of the widths that verify windows have, so that everything is loaded and the width
+  /// policy knows what passes cost before the first request. Takes at most a few seconds. Errors are the pass's.
+  absl::Status warm_up();
   /// Starts the scheduler's thread.
   void start();
   /// Admits the request or says why not: queue full, cluster down, draining, more cache than there is. Returns its id.
@@ -125,6 +128,7 @@ class Engine {
   void drop_ended();
   void build_round(Round* round);
   void run_round();
+  absl::StatusOr<double> timed_window(uint32_t width, uint32_t mtp_steps, uint64_t* position);
   void ping_if_idle();
   void release(Sequence& sequence);
   void fail_round(const absl::Status& why);
@@ -158,8 +162,9 @@ class Engine {
   std::vector<uint32_t> to_release_;
   PagePool pool_;
   WidthPolicy policy_;
-  size_t next_fill_ = 0;  // whose prompt goes first, in turn
-  absl::Status down_;     // not OK while ranks are missing
+  double mtp_step_ms_ = 0;  // measured by warm_up()
+  size_t next_fill_ = 0;    // whose prompt goes first, in turn
+  absl::Status down_;       // not OK while ranks are missing
   Clock::time_point down_since_;
   std::thread thread_;
 };

@@ -18,6 +18,7 @@ namespace tensorfold {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+constexpr int64_t kFewRows = 8;
 
 int usable_cores() {
 #if defined(__linux__)
@@ -124,15 +125,17 @@ void CpuOps::matmul(const Weight& weight, Tensor x, Tensor out) {
   kernel_check(x.cols == w.in_features() && out.cols == w.out_features() && x.rows == out.rows,
                "matmul: shapes differ");
   if (x.rows == 0) return;
-  // Work is cut by outputs only: blocks of input rows (that stay in the second-level cache) times runs of panels.
+  // Work is cut by outputs only: blocks of input rows (that stay in the second-level cache) times runs of panels, an
+  // equal number for each thread, of at least 64 KiB when few rows make memory the limit.
   constexpr int64_t kInputBytes = 384 * 1024, kRunBytes = 64 * 1024;
   const int64_t row_block = std::clamp<int64_t>(kInputBytes / (x.cols * 4) / 12 * 12, 24, 240);
   const int64_t row_blocks = (x.rows + row_block - 1) / row_block;
   const int64_t threads = pool_->threads();
-  int64_t run = std::max<int64_t>(4, round_up(w.panels() / (threads * 4), 4));
-  if (x.rows > 1) run = std::min<int64_t>(run, 16);
   const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / w.panels());
-  if (x.rows <= 4) run = std::max(run, round_up(std::min(kRunBytes / panel_bytes, w.panels() / threads), 4));
+  int64_t longest = std::max<int64_t>(w.panels() / (threads * 4), 1);
+  longest = x.rows <= kFewRows ? std::max(longest, kRunBytes / panel_bytes) : std::min<int64_t>(longest, 16);
+  const int64_t rounds = (w.panels() + threads * longest - 1) / (threads * longest);
+  const int64_t run = (w.panels() + threads * rounds - 1) / (threads * rounds);
   const int64_t runs = (w.panels() + run - 1) / run;
   pool_->parallel_for(row_blocks * runs, 1, [&](int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; ++i) {

@@ -126,6 +126,11 @@ class Client:
         except (OSError, http.client.HTTPException):
             return None
 
+    def metric(self, name):
+        """The sum of a counter or gauge over its labels."""
+        lines = (line.rsplit(" ", 1) for line in self.get("/metrics").body.splitlines() if not line.startswith("#"))
+        return sum(float(value) for key, value in lines if key.split("{")[0] == name)
+
     def replies(self, path, body, seconds=120):
         """All choices of a plain reply; an error status raises."""
         response = self.post(path, body, seconds)

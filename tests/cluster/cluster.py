@@ -1,7 +1,8 @@
-"""A cluster of rank processes on this machine, for tests: started, killed, restarted, asked over HTTP. Standard library.
+"""A cluster of rank processes on this machine, for tests: started, killed, restarted, asked over HTTP.
 
-A Cluster writes its own profile into a temporary folder, with free ports; each rank is one `tensorfold serve` process,
-whose stderr goes to a file there. Every wait has a deadline and its error shows the end of the ranks' logs.
+Standard library only. A Cluster writes its own profile into a temporary folder, with free ports; each rank is one
+`tensorfold serve` process, whose output goes to a file there. Every wait has a deadline, and its error shows the end of
+the ranks' logs.
 """
 import argparse
 import json
@@ -147,13 +148,21 @@ class Cluster:
         def ready():
             gone = [rank for rank in self.ranks.values() if not rank.alive()]
             if gone:
-                raise RuntimeError(f"rank {gone[0].number} ended with {gone[0].process.returncode}: {gone[0].text()[-1500:]}")
+                code = gone[0].process.returncode
+                raise RuntimeError(f"rank {gone[0].number} ended with {code}: {gone[0].text()[-1500:]}")
             return self.client.ready_status() == 200
         try:
             wait_until(ready, seconds, "the cluster to be ready", every=0.05)
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.logs()}") from None
         return self
+
+    def wait_not_ready(self, seconds):
+        """/ready's answer once it is 503."""
+        def down():
+            response = self.client.get("/ready")
+            return response if response.status == 503 else None
+        return wait_until(down, seconds, "/ready to say 503")
 
     def kill(self, number):
         """kill -9, and waits until the process is gone."""

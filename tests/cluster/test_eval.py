@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The demo model's evaluation through the HTTP API of two ranks: at least the 190 of 200 that its README states, and the
-reference's greedy tokens.
+"""The demo model's evaluation through the HTTP API of two ranks: at least the 190 of 200 that its README states.
+
+Also the greedy tokens of its reference.
 
 Usage: test_eval.py [--binary PATH] [--show N]
 

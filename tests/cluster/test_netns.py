@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Two hosts, each a network namespace of its own, joined by a link that delays every packet: a two-rank cluster over TCP
-between them gives the same bytes as on one machine, and survives the link going down.
+"""Two hosts, each a network namespace of its own, joined by a link that delays every packet.
+
+A two-rank cluster over TCP between them gives the same bytes as on one machine, and survives the link going down.
 
 Usage: test_netns.py [--binary PATH]       needs: root, and the commands ip and tc (apt: iproute2)
 
@@ -51,7 +52,6 @@ class TwoHosts:
         except RuntimeError as error:
             self.__exit__()
             raise Skip(f"this machine does not let us make network namespaces with a delayed link: {error}") from None
-        self.enter(os.open(f"/run/netns/{self.names[0]}", os.O_RDONLY))  # this thread and what it starts
         return self
 
     def __exit__(self, *_):
@@ -97,7 +97,8 @@ def check_replies(checks, cluster, hosts, expected):
     checks.equal("serial reply: the same", reply.sha, expected["long"].sha)
     tokens = reply.usage["completion_tokens"]
     local = expected["long"].facts["decode_s"] / tokens * 1e3
-    print(f"  a serial token takes {reply.facts['decode_s'] / tokens * 1e3:.2f} ms over the link, {local:.2f} ms on one machine")
+    far = reply.facts["decode_s"] / tokens * 1e3
+    print(f"  a serial token takes {far:.2f} ms over the link, {local:.2f} ms on one machine")
     sent = [hosts.sent(i) - before[i] for i in range(2)]
     checks.check("the activations went over the link", min(sent) > 1 << 20,
                  f"{sent[0] / 1e6:.1f} and {sent[1] / 1e6:.1f} MB in {time.monotonic() - start:.1f} s")
@@ -109,7 +110,7 @@ def check_cut(checks, cluster, hosts, expected):
     wait_until(lambda: stream.reply.events > 5, 30, "the stream to begin")
     start = time.monotonic()
     hosts.inside(1, "ip", "link", "set", hosts.links[1], "down")
-    ready = wait_until(lambda: (lambda r: r if r.status == 503 else None)(cluster.client.get("/ready")), 30, "/ready 503")
+    ready = cluster.wait_not_ready(30)
     took = time.monotonic() - start
     reason = ready.json().get("reason") or ""
     checks.check("link down: noticed, by name", took < 3 * PATIENCE and "host-b" in reason, f"{took:.2f} s, {reason}")
@@ -129,13 +130,12 @@ def main():
             raise Skip(f"needs the command {command} (apt: iproute2)")
     checks = Checks()
     with TwoHosts() as hosts:
-        TwoHosts.enter(hosts.home)
         with Cluster(args.binary) as cluster:
             cluster.start().wait_ready()
             expected = {name: cluster.client.replies(path, body)[0] for name, (path, body) in REQUESTS.items()}
             expected["long"] = cluster.client.replies("/v1/chat/completions", LONG)[0]
             cluster.terminate()
-        TwoHosts.enter(os.open(f"/run/netns/{hosts.names[0]}", os.O_RDONLY))
+        hosts.enter(os.open(f"/run/netns/{hosts.names[0]}", os.O_RDONLY))  # this thread, and what it starts from now
         print(f"link: {hosts.inside(0, 'tc', 'qdisc', 'show', 'dev', hosts.links[0]).strip()}")
         with two_host_cluster(args.binary, hosts) as cluster:
             cluster.start().wait_ready()

@@ -25,7 +25,8 @@ def check_chat(checks, client):
     facts = plain.model_extra["tensorfold"]
     serial = client.chat.completions.create(model="sprout", messages=STORY, temperature=0.8, seed=3, max_tokens=80,
                                             extra_body={"draft": False})
-    checks.equal("chat: draft false through extra_body", serial.model_extra["tensorfold"]["token_sha"], facts["token_sha"])
+    checks.equal("chat: draft false through extra_body", serial.model_extra["tensorfold"]["token_sha"],
+                 facts["token_sha"])
     text, last, reason, usage = "", None, None, None
     for chunk in client.chat.completions.create(model="sprout", messages=STORY, temperature=0.8, seed=3, max_tokens=80,
                                                 stream=True, stream_options={"include_usage": True}):
@@ -58,12 +59,13 @@ def check_logprobs(checks, client):
     for chunk in client.chat.completions.create(**ask, stream=True):
         if chunk.choices and chunk.choices[0].logprobs:
             streamed += chunk.choices[0].logprobs.content or []
-    checks.check("logprobs: streamed", [(t.token, t.logprob) for t in streamed] == [(t.token, t.logprob) for t in tokens],
-                 len(streamed))
-    done = client.completions.create(model="sprout", prompt="Once upon a time", temperature=0, max_tokens=10, logprobs=2)
-    lists = done.choices[0].logprobs
-    checks.check("completion logprobs", len(lists.tokens) == len(lists.token_logprobs) == len(lists.top_logprobs) == 10 and
-                 "".join(lists.tokens) == done.choices[0].text, lists.tokens)
+    pairs = lambda entries: [(entry.token, entry.logprob) for entry in entries]
+    checks.check("logprobs: streamed", pairs(streamed) == pairs(tokens), len(streamed))
+    done = client.completions.create(model="sprout", prompt="Once upon a time", temperature=0, max_tokens=10,
+                                     logprobs=2).choices[0]
+    sizes = [len(part) for part in (done.logprobs.tokens, done.logprobs.token_logprobs, done.logprobs.top_logprobs)]
+    checks.check("completion logprobs", sizes == [10] * 3 and "".join(done.logprobs.tokens) == done.text,
+                 done.logprobs.tokens)
 
 
 def check_tools(checks, client):
@@ -86,7 +88,8 @@ def check_tools(checks, client):
     history = ROLL + [reply.message.model_dump(exclude_none=True),
                       {"role": "tool", "tool_call_id": call.id, "content": "{\"result\": 7}"}]
     after = client.chat.completions.create(model="sprout", messages=history, tools=TOOLS, temperature=0, max_tokens=60)
-    checks.check("tools: the result is answered", "7" in (after.choices[0].message.content or ""), after.choices[0].message.content)
+    content = after.choices[0].message.content
+    checks.check("tools: the result is answered", "7" in (content or ""), content)
     none = client.chat.completions.create(**ask, tool_choice="none").choices[0]
     checks.check("tools: tool_choice none", not none.message.tool_calls, none.message.content)
 
@@ -96,7 +99,8 @@ def check_completions(checks, client):
     text = "".join(chunk.choices[0].text for chunk in client.completions.create(
         model="sprout", prompt="Once upon a time", temperature=0, max_tokens=40, stream=True) if chunk.choices)
     checks.check("completion: streamed is plain", text == plain.choices[0].text and len(text) > 20, repr(text[:60]))
-    two = client.completions.create(model="sprout", prompt=["Once upon a time", "def add(a, b):"], temperature=0, max_tokens=40)
+    two = client.completions.create(model="sprout", prompt=["Once upon a time", "def add(a, b):"], temperature=0,
+                                    max_tokens=40)
     checks.equal("completion: two prompts", (len(two.choices), two.choices[0].text), (2, plain.choices[0].text))
     models = client.models.list().data
     checks.equal("models", [model.id for model in models], ["sprout"])
@@ -108,7 +112,8 @@ def check_errors(checks, client, openai):
         try:
             client.chat.completions.create(**{"model": "sprout", "messages": STORY, **ask})
         except openai.APIStatusError as error:
-            return checks.check(f"error: {kind.__name__}", isinstance(error, kind), f"{type(error).__name__} {error.code} {error.param}")
+            return checks.check(f"error: {kind.__name__}", isinstance(error, kind),
+                                f"{type(error).__name__} {error.code} {error.param}")
         return checks.check(f"error: {kind.__name__}", False, "nothing was raised")
     raised(openai.BadRequestError, temperature=7)
     raised(openai.BadRequestError, messages=[{"role": "user", "content": "word " * 40000}])
@@ -123,7 +128,8 @@ def main():
     checks = Checks()
     with Cluster(args.binary) as cluster:
         cluster.start().wait_ready()
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{cluster.http_port}/v1", api_key="none", max_retries=0, timeout=60)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{cluster.http_port}/v1", api_key="none", max_retries=0,
+                               timeout=60)
         checks.section("chat", check_chat, client)
         checks.section("logprobs", check_logprobs, client)
         checks.section("tools", check_tools, client)

@@ -11,7 +11,7 @@ import time
 from cluster import PATIENCE, Checks, Cluster, arguments, finish, show, wait_until
 from requests_set import REQUESTS, long_request
 
-LONG = long_request(1500)
+LONG = long_request(4000)
 NOTICE = 2.5  # seconds until the loss must be known: heartbeat_timeout is 1 s
 
 
@@ -25,10 +25,11 @@ def begin(cluster, body=LONG, events=20):
 
 def check_noticed(checks, cluster, what, since):
     """/ready names rank 1 soon; /health stays; new requests get 503 + Retry-After at once."""
-    ready = wait_until(lambda: (lambda r: r if r.status == 503 else None)(cluster.client.get("/ready")), 15, "/ready 503")
+    ready = cluster.wait_not_ready(15)
     took = time.monotonic() - since
     checks.check(f"{what}: /ready is 503 soon", took < NOTICE * PATIENCE, f"{took:.2f} s")
-    checks.check(f"{what}: and names rank 1", "rank 1" in (ready.json().get("reason") or ""), ready.json().get("reason"))
+    reason = ready.json().get("reason") or ""
+    checks.check(f"{what}: and names rank 1", "rank 1" in reason, reason)
     checks.equal(f"{what}: /health", cluster.client.get("/health").status, 200)
     response = cluster.client.post("/v1/chat/completions", {"messages": LONG["messages"]}, 10)
     checks.check(f"{what}: a new request gets 503 with Retry-After", response.status == 503 and
@@ -69,7 +70,7 @@ def check_stalled(checks, cluster, expected):
     stream = begin(cluster)
     old = cluster.ranks[1]
     old.signal(signal.SIGSTOP)
-    wait_until(lambda: cluster.client.ready_status() == 503, 15, "/ready 503")
+    cluster.wait_not_ready(15)
     cluster.start(1).wait_ready()
     check_same(checks, "rank 1 stalled, replaced", stream, expected)
     old.signal(signal.SIGKILL)
@@ -98,12 +99,15 @@ def check_many(checks, cluster, expected):
     threads = [threading.Thread(target=ask, args=(name, *request), daemon=True) for name, request in REQUESTS.items()]
     for thread in threads:
         thread.start()
-    time.sleep(0.15)
+    time.sleep(0.05)
+    before = cluster.client.metric("tensorfold_sequences_replayed_total")
     cluster.kill(1)
     time.sleep(0.5)
     cluster.start(1).wait_ready()
     for thread in threads:
         thread.join(90 * PATIENCE)
+    replayed = cluster.client.metric("tensorfold_sequences_replayed_total") - before
+    checks.check("one of many: several were in flight, and were replayed", replayed >= 3, replayed)
     for stream in streams:
         check_same(checks, "one of many", stream, expected)
     for name, reply in alone.items():

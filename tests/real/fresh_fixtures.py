@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fixtures that nobody has seen: other seeds, other widths and depths, every MLX bit width and group, MLX's own layout.
+"""Fixtures that nobody has seen: other seeds, widths and depths, every MLX bit width and group, MLX's own layout.
 
-Usage: fresh_fixtures.py --generator make_fixtures.py --test BUILD/tests/worker/model/fixtures_test [--seed N] [--out DIR]
+Usage: fresh_fixtures.py --generator make_fixtures.py --test BUILD/tests/worker/model/fixtures_test
 Needs: pip install torch transformers safetensors      (transformers 5.17 or later)
 
-`make_fixtures.py` (the script that wrote tests/fixtures) makes random checkpoints with float64 logits, once as it is and
-once with --wide. Of those, copies are quantised as MLX does it, with the float64 logits of the dequantised weights. Then
-the C++ test is run over all of them; each error must stay below 2e-4 of the logits' standard deviation.
+`make_fixtures.py` (the script that wrote tests/fixtures) makes random checkpoints with float64 logits, once as it is
+and once with --wide. Of those, copies are quantised as MLX does it, with the float64 logits of the dequantised
+weights. Then the C++ test is run over all of them; each error must stay below 2e-4 of the logits' standard deviation.
 """
 import argparse
 import json
@@ -53,7 +53,7 @@ class Reference:
         self.model = model
 
     def logits(self, exact):
-        """Logits with the tensors named in `exact` (the checkpoint's own names) replaced; the model is left as it was."""
+        """Logits with the tensors named in `exact` (the checkpoint's own names) replaced; the model stays as it was."""
         import torch
         state = self.model.state_dict()
         kept = {name: state[name].clone() for name in exact}

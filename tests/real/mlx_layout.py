@@ -1,4 +1,4 @@
-"""Copies of a tiny checkpoint as MLX writes them: affine quantisation of 2 to 8 bits, and the qwen3_5 conversion's layout.
+"""Copies of a tiny checkpoint as MLX writes them: affine quantisation of 2 to 8 bits, and its layout of qwen3_5.
 
 Needs torch. Everything returned comes with `exact`, the float64 values that the stored bytes stand for, so that a
 reference forward can be made of the very same weights.

@@ -19,7 +19,7 @@ from prompts import PROMPTS, reply_problem
 from smollm2 import convert
 
 # Text that repeats itself, read without the chat template: most of the copy drafter's guesses are right.
-REPEAT = "Red, green, blue, yellow, purple, red, green, blue, yellow, purple, red, green, blue, yellow, purple, red, green,"
+REPEAT = "Red, green, blue, yellow, purple, " + 2 * "red, green, blue, yellow, purple, " + "red, green,"
 
 
 class Reply:
@@ -62,7 +62,7 @@ def check_prompt(binary, model, prompt, max_tokens, judge, failures, *flags):
         print(f"  copy, width {width}: {copy.rate:.1f} tok/s, {copy.rounds} rounds, drafted {copy.drafted}, accepted "
               f"{copy.accepted}: {'equal' if same else 'DIFFERENT'}")
         if not same:
-            failures.append(f"drafted (width {width}) and serial replies to {prompt!r} differ: {copy.sha}, {serial.sha}")
+            failures.append(f"drafted (width {width}) and serial replies to {prompt!r} differ: {copy.sha} {serial.sha}")
     return drafted
 
 
@@ -96,8 +96,8 @@ def main():
         if drafted == 0:
             failures.append("nothing was drafted on a repetitive text: the comparison proved nothing")
         check_prompt(args.binary, model, "Write a short story about a lighthouse.", args.max_tokens,
-                     lambda text: reply_problem(text, r"\w"), failures, "--chat", "--temperature", "0.7", "--top-p", "0.9",
-                     "--seed", "11")
+                     lambda text: reply_problem(text, r"\w"), failures, "--chat", "--temperature", "0.7", "--top-p",
+                     "0.9", "--seed", "11")
         if not args.no_bench:
             bench(args.binary, model, failures)
     return failures

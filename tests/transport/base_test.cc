@@ -70,7 +70,7 @@ TEST(CollectiveChecksTest, Pieces) {
 }
 
 // Worlds outside 1..8, and ranks outside their world, are refused by name.
-TEST(CollectiveChecksTest, Membership) {
+TEST(CollectiveChecksTest, WorldMembership) {
   EXPECT_TRUE(check_membership(0, 1, {"a"}).ok());
   EXPECT_FALSE(check_membership(0, 0, {}).ok());
   EXPECT_FALSE(check_membership(0, 9, std::vector<std::string>(9, "a")).ok());

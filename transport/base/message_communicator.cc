@@ -34,7 +34,8 @@ void for_each_peer(uint32_t peers, Visit visit) {
 
 }  // namespace
 
-MessageCommunicator::MessageCommunicator(std::string name, Membership membership, std::unique_ptr<MessageEngine> engine)
+MessageCommunicator::MessageCommunicator(std::string name, WorldMembership membership,
+                                         std::unique_ptr<MessageEngine> engine)
     : name_(std::move(name)),
       membership_(std::move(membership)),
       engine_(std::move(engine)),

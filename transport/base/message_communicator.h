@@ -19,7 +19,7 @@
 
 namespace tensorfold {
 
-struct Membership {
+struct WorldMembership {
   int rank = 0;
   int world = 1;
   uint32_t epoch = 0;
@@ -29,7 +29,7 @@ struct Membership {
 class MessageCommunicator : public Communicator {
  public:
   // `membership` has passed check_membership.
-  MessageCommunicator(std::string name, Membership membership, std::unique_ptr<MessageEngine> engine);
+  MessageCommunicator(std::string name, WorldMembership membership, std::unique_ptr<MessageEngine> engine);
   ~MessageCommunicator() override;
   MessageCommunicator(const MessageCommunicator&) = delete;
   MessageCommunicator& operator=(const MessageCommunicator&) = delete;
@@ -93,7 +93,7 @@ class MessageCommunicator : public Communicator {
   std::string peer_name(int peer) const;
 
   const std::string name_;
-  const Membership membership_;
+  const WorldMembership membership_;
   const std::unique_ptr<MessageEngine> engine_;
   std::array<uint32_t, kMaxWorld> sent_{};      // messages sent to each peer
   std::array<uint32_t, kMaxWorld> received_{};  // messages received from each peer

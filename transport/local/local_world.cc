@@ -203,7 +203,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> LocalWorld::create(in
   auto shared = std::make_shared<World>();
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < world; ++rank) {
-    ranks.push_back(std::make_unique<MessageCommunicator>("local", Membership{rank, world, epoch, labels},
+    ranks.push_back(std::make_unique<MessageCommunicator>("local", WorldMembership{rank, world, epoch, labels},
                                                           std::make_unique<LocalEngine>(shared, rank, world)));
   }
   return ranks;

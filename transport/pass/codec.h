@@ -66,6 +66,8 @@ class ByteReader {
     const std::vector<char> chars = get_array<char>(limit);
     return std::string(chars.begin(), chars.end());
   }
+  /// What was read makes no sense: as if the bytes had ended.
+  void fail() { ok_ = false; }
   bool ok() const { return ok_; }
   size_t left() const { return bytes_.size() - at_; }
 

@@ -15,6 +15,7 @@ constexpr uint32_t kReportMagic = 0x50524654;  // "TFRP"
 constexpr size_t kMaxReportRows = kMaxPassRows;
 constexpr size_t kMaxVocabulary = 1u << 24;
 constexpr size_t kMaxErrorBytes = 4096;
+constexpr uint32_t kMaxCandidates = 4096;  // of one row and rank
 
 void seal(ByteWriter& writer) { writer.put(XXH64(writer.bytes().data(), writer.bytes().size(), 0)); }
 
@@ -60,11 +61,18 @@ void put_sequence(ByteWriter& writer, const SequencePlan& sequence) {
   }
 }
 
+// One form for one meaning: 0 or 1.
+bool get_flag(ByteReader& reader) {
+  const uint8_t flag = reader.get<uint8_t>();
+  if (flag > 1) reader.fail();
+  return flag == 1;
+}
+
 SequencePlan get_sequence(ByteReader& reader) {
   SequencePlan sequence;
   sequence.slot = reader.get<uint32_t>();
-  sequence.fresh = reader.get<uint8_t>() != 0;
-  sequence.use_mtp = reader.get<uint8_t>() != 0;
+  sequence.fresh = get_flag(reader);
+  sequence.use_mtp = get_flag(reader);
   sequence.first_position = reader.get<uint64_t>();
   sequence.accepted = reader.get<uint32_t>();
   sequence.certain = reader.get<uint32_t>();
@@ -77,6 +85,18 @@ SequencePlan get_sequence(ByteReader& reader) {
     sequence.wants.push_back({row, reader.get<uint32_t>()});
   }
   return sequence;
+}
+
+const char* kind_name(PlanKind kind) {
+  switch (kind) {
+    case PlanKind::kForward:
+      return "forward";
+    case PlanKind::kPing:
+      return "ping";
+    case PlanKind::kStop:
+      return "stop";
+  }
+  return "unknown kind";
 }
 
 absl::Status validate_sequence(const SequencePlan& sequence) {
@@ -97,13 +117,20 @@ absl::Status validate_sequence(const SequencePlan& sequence) {
     return bad("a fresh slot starts at position 0 with nothing accepted");
   }
   if (sequence.mtp_steps != 0 && !sequence.use_mtp) return bad("MTP steps without MTP");
-  if (sequence.first_position + rows > uint64_t{kMaxPages} * 64) return bad("position out of range");
+  constexpr uint64_t kPositions = uint64_t{kMaxPages} * 64;
+  if (rows > kPositions || sequence.first_position > kPositions - rows) {
+    return bad(fmt::format("{} rows from position {}, positions end at {}", rows, sequence.first_position, kPositions));
+  }
+  if (sequence.new_pages.size() > kMaxPages) return bad(fmt::format("{} new pages", sequence.new_pages.size()));
   uint32_t last = 0;
   for (size_t i = 0; i < sequence.wants.size(); ++i) {
     const RowWant& want = sequence.wants[i];
     if (want.row >= rows) return bad(fmt::format("row {} wanted of {}", want.row, rows));
-    if (i > 0 && want.row <= last) return bad("wanted rows are not ascending");
-    if (want.top_n == 0 || (want.top_n != kFullRow && want.top_n > 4096)) return bad("candidates wanted out of range");
+    if (i > 0 && want.row <= last) return bad(fmt::format("row {} wanted after row {}", want.row, last));
+    if (want.top_n == 0 || (want.top_n != kFullRow && want.top_n > kMaxCandidates)) {
+      return bad(
+          fmt::format("{} candidates wanted of row {}, allowed are 1 to {}", want.top_n, want.row, kMaxCandidates));
+    }
     last = want.row;
   }
   for (const int32_t token : sequence.tokens) {
@@ -130,6 +157,14 @@ absl::Status validate_plan(const PassPlan& plan) {
     if (!slots.insert(sequence.slot).second) {
       return absl::InvalidArgumentError(fmt::format("plan: slot {} twice", sequence.slot));
     }
+  }
+  if (plan.kind != PlanKind::kForward && !plan.sequences.empty()) {
+    return absl::InvalidArgumentError(
+        fmt::format("plan: {} with {} sequences", kind_name(plan.kind), plan.sequences.size()));
+  }
+  if (plan.release.size() > kMaxSlots) {
+    return absl::InvalidArgumentError(
+        fmt::format("plan: {} slots released, at most {}", plan.release.size(), kMaxSlots));
   }
   for (const uint32_t slot : plan.release) {
     if (slot >= kMaxSlots) return absl::InvalidArgumentError(fmt::format("plan: slot {} released", slot));

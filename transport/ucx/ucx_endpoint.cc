@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> UcxEndpoint::connect(const UcxMemb
     if (!bytes.ok()) return bytes.status();
     addresses[rank] = *bytes;
   }
-  const Membership membership{members.rank, members.world, members.epoch, members.labels};
+  const WorldMembership membership{members.rank, members.world, members.epoch, members.labels};
   auto engine = std::make_unique<UcxEngine>(std::move(worker), membership);
   status = engine->open(addresses);
   if (!status.ok()) return status;

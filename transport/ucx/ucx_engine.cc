@@ -56,7 +56,7 @@ std::string lanes_of(ucp_ep_h endpoint) {
 
 }  // namespace
 
-UcxEngine::UcxEngine(std::unique_ptr<UcxWorker> worker, const Membership& membership)
+UcxEngine::UcxEngine(std::unique_ptr<UcxWorker> worker, const WorldMembership& membership)
     : membership_(membership), wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), worker_(std::move(worker)) {}
 
 UcxEngine::~UcxEngine() {

@@ -23,7 +23,7 @@ namespace tensorfold {
 
 class UcxEngine : public MessageEngine {
  public:
-  UcxEngine(std::unique_ptr<UcxWorker> worker, const Membership& membership);
+  UcxEngine(std::unique_ptr<UcxWorker> worker, const WorldMembership& membership);
   // Gives messages on their way a second to leave, never more.
   ~UcxEngine() override;
 
@@ -69,7 +69,7 @@ class UcxEngine : public MessageEngine {
   bool busy() const;
   Deadline::Clock::duration longest_sleep();
 
-  const Membership membership_;
+  const WorldMembership membership_;
   const int wake_fd_;     // an eventfd
   bool ended_ = false;    // after fail(): UCX may not run again, buffers are back with their owners
   int still_sleeps_ = 0;  // sleeps since something moved

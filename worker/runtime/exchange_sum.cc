@@ -8,7 +8,9 @@
 namespace tensorfold {
 namespace {
 
-size_t tensor_bytes(int64_t rows, int64_t cols) { return static_cast<size_t>(rows * cols) * sizeof(float); }
+// Tensors of the arena with equal columns have equal strides, the same on every rank of a backend, so a block travels
+// whole, the padding at the end of its rows included.
+size_t tensor_bytes(int64_t rows, int64_t stride) { return static_cast<size_t>(rows * stride) * sizeof(float); }
 
 std::span<std::byte> bytes_of(float* data, size_t size) { return {reinterpret_cast<std::byte*>(data), size}; }
 
@@ -48,7 +50,7 @@ absl::StatusOr<Tensor> ExchangeSum::exchange_at_once(int64_t slices, std::span<c
   const int world = communicator_->world();
   const int64_t rows = nodes[0].rows;
   const int64_t cols = nodes[0].cols;
-  const size_t node_bytes = tensor_bytes(rows, cols);
+  const size_t node_bytes = tensor_bytes(rows, nodes[0].stride);
   const WorldNodes all = world_nodes(slices, world);
   const Tensor buffer = ops_.scratch(static_cast<int64_t>(all.nodes.size()) * rows, cols);
   const auto out = bytes_of(ops_.host_data(buffer), all.nodes.size() * node_bytes);
@@ -70,6 +72,7 @@ absl::StatusOr<Tensor> ExchangeSum::exchange_by_rows(int64_t slices, std::span<c
   const size_t me = static_cast<size_t>(communicator_->rank());
   const int64_t rows = nodes[0].rows;
   const int64_t cols = nodes[0].cols;
+  const int64_t width = nodes[0].stride;
   const WorldNodes all = world_nodes(slices, world);
   std::vector<int64_t> share(static_cast<size_t>(world) + 1);  // rank r finishes rows [share[r], share[r + 1])
   for (int rank = 0; rank <= world; ++rank) share[static_cast<size_t>(rank)] = rows * rank / world;
@@ -82,28 +85,28 @@ absl::StatusOr<Tensor> ExchangeSum::exchange_by_rows(int64_t slices, std::span<c
   std::vector<size_t> share_sizes;
   float* out = ops_.host_data(send);
   for (size_t rank = 0; rank < static_cast<size_t>(world); ++rank) {
-    const size_t floats = static_cast<size_t>((share[rank + 1] - share[rank]) * cols);
+    const size_t floats = static_cast<size_t>((share[rank + 1] - share[rank]) * width);
     for (const Tensor& node : nodes) {
-      std::memcpy(out, ops_.host_data(node) + share[rank] * cols, floats * sizeof(float));
+      std::memcpy(out, ops_.host_data(node) + share[rank] * width, floats * sizeof(float));
       out += floats;
     }
     send_sizes.push_back(nodes.size() * floats * sizeof(float));
     receive_sizes.push_back(static_cast<size_t>(all.offsets[rank + 1] - all.offsets[rank]) *
-                            tensor_bytes(my_rows, cols));
+                            tensor_bytes(my_rows, width));
     share_sizes.push_back(floats * sizeof(float));
   }
   const absl::Status sent = communicator_->all_to_all(
-      bytes_of(ops_.host_data(send), tensor_bytes(send.rows, cols)), send_sizes,
-      bytes_of(ops_.host_data(receive), tensor_bytes(receive.rows, cols)), receive_sizes, deadline_);
+      bytes_of(ops_.host_data(send), tensor_bytes(send.rows, width)), send_sizes,
+      bytes_of(ops_.host_data(receive), tensor_bytes(receive.rows, width)), receive_sizes, deadline_);
   if (!sent.ok()) return sent;
 
   const Tensor finished = finish(slices, receive, my_rows);
   const Tensor sum = ops_.scratch(rows, cols);
-  float* const mine_in_sum = ops_.host_data(sum) + share[me] * cols;
+  float* const mine_in_sum = ops_.host_data(sum) + share[me] * width;
   std::memcpy(mine_in_sum, ops_.host_data(finished), share_sizes[me]);
   const absl::Status gathered =
       communicator_->all_gather(bytes_of(mine_in_sum, share_sizes[me]), share_sizes,
-                                bytes_of(ops_.host_data(sum), tensor_bytes(rows, cols)), deadline_);
+                                bytes_of(ops_.host_data(sum), tensor_bytes(rows, width)), deadline_);
   if (!gathered.ok()) return gathered;
   return sum;
 }

@@ -68,7 +68,12 @@ absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
   deadline_ = deadline_for(plan.rows());
   sum_.set_deadline(deadline_);
   mtp_rows_.clear();
-  for (const uint32_t slot : plan.release) slots_->release(slot);
+  for (const uint32_t slot : plan.release) {
+    if (slot >= slots_->slots()) {
+      return absl::InvalidArgumentError(fmt::format("plan releases slot {}, this rank has {}", slot, slots_->slots()));
+    }
+    slots_->release(slot);
+  }
   LocalResult result;
   std::vector<Work> work;
   for (const SequencePlan& sequence : plan.sequences) {
@@ -77,6 +82,11 @@ absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
     }
     absl::StatusOr<Slot*> slot = slots_->open(sequence);
     if (!slot.ok()) return slot.status();
+    if (sequence.mtp_steps > 0 && (*slot)->kept_rows == 0) {
+      return absl::FailedPreconditionError(
+          fmt::format("plan drafts {} tokens of slot {} with the MTP layer, which kept nothing of its last pass",
+                      sequence.mtp_steps, sequence.slot));
+    }
     for (const int32_t token : sequence.tokens) {
       if (token >= model_.shape().vocab) {
         return absl::InvalidArgumentError(

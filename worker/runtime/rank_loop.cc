@@ -43,18 +43,24 @@ absl::Status check_report(const PassReport& report, const PassPlan& plan, int ra
 
 absl::StatusOr<PassResult> WorldExecutor::execute(PassPlan plan) {
   plan.epoch = communicator_ != nullptr ? communicator_->epoch() : 0;
-  plan.sequence = ++sequence_;
+  plan.sequence = sequence_ + 1;
+  // A plan that is refused here was never sent: its number stays free, and the world stays in step.
   if (absl::Status status = validate_plan(plan); !status.ok()) return status;
   PassResult result;
   const bool alone = communicator_ == nullptr || communicator_->world() == 1;
   const Deadline deadline = runner_.deadline_for(plan.rows());
   if (!alone) {
     std::vector<std::byte> message = encode_plan(plan);
+    if (message.size() > kMaxPlanBytes) {
+      return absl::InvalidArgumentError(fmt::format("plan: {} bytes, at most {}", message.size(), kMaxPlanBytes));
+    }
+    ++sequence_;
     const absl::Status sent = communicator_->broadcast(0, message, kMaxPlanBytes, deadline);
     if (!sent.ok()) return sent;
   }
   result.reports.push_back(run_share(runner_, plan, 0, &result.drafts));
   if (alone) {
+    ++sequence_;
     if (absl::Status status = check_report(result.reports[0], plan, 0, "here"); !status.ok()) return status;
     return result;
   }

@@ -3,11 +3,19 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
 namespace tensorfold {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::seconds kConnect{15};
+
+struct LastNotice {
+  std::mutex mutex;
+  std::string line;
+  std::chrono::steady_clock::time_point at;
+};
 
 }  // namespace
 
@@ -20,7 +28,16 @@ absl::StatusOr<std::unique_ptr<WorldLink>> WorldLink::start(RankSetup& setup) {
   options.identity = setup.identity;
   options.token = setup.token;
   options.timings = setup.timings();
-  options.on_notice = [](const std::string& line) { spdlog::info("{}", line); };
+  // While the world is down the wait is begun anew every tenth of a second: the same line is worth saying once a
+  // second.
+  options.on_notice = [last = std::make_shared<LastNotice>()](const std::string& line) {
+    const std::lock_guard lock(last->mutex);
+    const auto now = std::chrono::steady_clock::now();
+    if (line == last->line && now - last->at < std::chrono::seconds(1)) return;
+    last->line = line;
+    last->at = now;
+    spdlog::info("{}", line);
+  };
   options.on_lost = [](const LostRank& lost) { spdlog::error("{}", lost.text()); };
   options.on_epoch_over = [raw = link.get()](uint32_t, const std::string& cause) { raw->epoch_over(cause); };
   absl::StatusOr<std::unique_ptr<Membership>> membership = Membership::start(std::move(options));
@@ -119,6 +136,29 @@ absl::Status WorldLink::form(const std::atomic<bool>& stop) {
 absl::Status WorldLink::health() {
   const std::lock_guard lock(mutex_);
   return broken_;
+}
+
+Readiness WorldLink::readiness() const {
+  Readiness out;
+  out.epoch = membership_->epoch();
+  out.ranks = membership_->rank_status();
+  // Ranks that are away come first; others wait for them and are not the reason.
+  const auto away = [](const RankStatus& rank) {
+    return rank.state == RankState::kMissing || rank.state == RankState::kLost;
+  };
+  const bool any_away = std::any_of(out.ranks.begin(), out.ranks.end(), away);
+  for (const RankStatus& rank : out.ranks) {
+    if (rank.state == RankState::kServing || (any_away && !away(rank))) continue;
+    out.reason += fmt::format("{} {} ({}{})", out.ready ? "waiting for" : ",",
+                              setup_.profile.cluster.rank_name(static_cast<int>(rank.rank)),
+                              rank_state_name(rank.state), rank.cause.empty() ? "" : ": " + rank.cause);
+    out.ready = false;
+  }
+  if (out.ready && stage_ != Stage::kUp) {
+    out.ready = false;
+    out.reason = "the ranks are forming a new epoch";
+  }
+  return out;
 }
 
 absl::Status WorldLink::try_regroup() {

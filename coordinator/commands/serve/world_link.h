@@ -9,6 +9,7 @@
 #include "coordinator/cluster/membership.h"
 #include "coordinator/commands/serve/rank_setup.h"
 #include "coordinator/schedule/engine.h"
+#include "coordinator/service/model_service.h"
 #include "worker/runtime/rank_loop.h"
 
 namespace tensorfold {
@@ -28,7 +29,8 @@ class WorldLink : public ClusterLink {
   absl::Status health() override;
   absl::Status try_regroup() override;
 
-  std::vector<RankStatus> rank_status() const { return membership_->rank_status(); }
+  /// Whether every rank is there, with each one's state; never waits.
+  Readiness readiness() const;
   /// Tells the ranks to stop.
   void shutdown(const std::string& reason);
 
@@ -55,7 +57,7 @@ class WorldLink : public ClusterLink {
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<UcxEndpoint> endpoint_;
   std::unique_ptr<WorldExecutor> executor_;
-  Stage stage_ = Stage::kRenew;
+  std::atomic<Stage> stage_{Stage::kRenew};
   mutable std::mutex mutex_;  // guards the two below against the control plane's callbacks
   std::unique_ptr<Communicator> communicator_;
   absl::Status broken_;  // why the current epoch is over

@@ -97,7 +97,7 @@ std::vector<uint32_t> mixed_drafts(const std::vector<uint32_t>& expected, size_t
   std::vector<uint32_t> drafts;
   for (size_t i = from; i < expected.size() && drafts.size() < count; ++i) {
     const bool wrong = (i * 7 + count * 3) % 5 == 0;
-    drafts.push_back(wrong ? expected[i] ^ 1u : expected[i]);
+    drafts.push_back(!wrong ? expected[i] : expected[i] == 0 ? 1u : expected[i] - 1);
   }
   return drafts;
 }

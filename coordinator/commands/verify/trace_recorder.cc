@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <algorithm>
+
 namespace tensorfold {
 
 void TraceRecorder::begin_pass(std::span<const int64_t> positions, std::span<const uint32_t> slots) {
@@ -29,12 +31,14 @@ std::string first_difference(const std::vector<const TraceRecorder*>& reference,
                              const std::vector<const TraceRecorder*>& run) {
   std::map<TraceRecorder::Key, uint64_t> expected;
   for (const TraceRecorder* rank : reference) expected.insert(rank->values().begin(), rank->values().end());
-  std::map<TraceRecorder::Key, uint64_t> found;
-  for (const TraceRecorder* rank : run) found.insert(rank->values().begin(), rank->values().end());
   // A position's values come from its last computation; the order of ops inside a layer is the same in every run.
   for (const auto& [key, hash] : expected) {
-    const auto other = found.find(key);
-    if (other == found.end() || other->second == hash) continue;
+    // Replicated values are on every rank, and each must have the bits.
+    const auto differs = [&key = key, &hash = hash](const TraceRecorder* rank) {
+      const auto other = rank->values().find(key);
+      return other != rank->values().end() && other->second != hash;
+    };
+    if (std::none_of(run.begin(), run.end(), differs)) continue;
     return fmt::format("position {}, {}, {}{}", key.position,
                        key.layer < 0 ? std::string("embedding") : fmt::format("layer {}", key.layer), key.op,
                        key.unit == 0 ? std::string() : fmt::format(" (unit {})", key.unit));

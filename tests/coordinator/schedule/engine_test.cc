@@ -159,9 +159,8 @@ TEST_F(EngineTest, SameBytesAloneSerialAndCrowded) {
     EXPECT_EQ(finish.reason, FinishReason::kLength);
     EXPECT_EQ(finish.stats.completion_tokens, 24u);
   }
-  const EngineStatus status = engine_->status();
-  EXPECT_EQ(status.finished, 16u);
   EXPECT_TRUE(all_pages_free());
+  EXPECT_EQ(engine_->status().finished, 16u);
 }
 
 // Protects: when a pass fails, requests are parked and go on with the same bytes, streams in the middle of a reply too.

@@ -1,0 +1,171 @@
+#include "coordinator/commands/serve/coordinator_process.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <thread>
+
+#include "coordinator/commands/serve/world_link.h"
+#include "coordinator/http/server.h"
+#include "coordinator/service/model_service.h"
+#include "worker/checkpoint/inspect.h"
+
+namespace tensorfold {
+namespace {
+
+constexpr std::chrono::seconds kDrainGrace{30};
+
+// What answers requests besides the world: dies in reverse order.
+struct FrontEnd {
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<ChatTemplate> chat;  // null: the checkpoint has none
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<ModelService> service;
+  ServiceMetrics metrics;
+  std::unique_ptr<HttpServer> http;
+};
+
+absl::Status load_text(RankSetup& setup, FrontEnd& front) {
+  const std::string& dir = setup.profile.model.path;
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::load(dir + "/tokenizer.json");
+  if (!tokenizer.ok()) return tokenizer.status();
+  front.tokenizer = *std::move(tokenizer);
+  if (front.tokenizer->vocab_size() > setup.shape.vocab) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: the tokenizer has ids up to {}, the model's vocabulary ends at {}", dir,
+                    front.tokenizer->vocab_size() - 1, setup.shape.vocab - 1));
+  }
+  absl::StatusOr<ChatTemplate> chat = ChatTemplate::load(dir);
+  if (chat.ok()) {
+    front.chat = std::make_unique<ChatTemplate>(*std::move(chat));
+  } else if (absl::IsNotFound(chat.status())) {
+    spdlog::warn("{}: chat requests will be refused", std::string(chat.status().message()));
+  } else {
+    return chat.status();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EngineOptions> engine_options(const RankSetup& setup, bool has_mtp) {
+  const Profile& profile = setup.profile;
+  EngineOptions options;
+  options.max_sequences = profile.schedule.max_sequences;
+  options.max_batch_rows = profile.schedule.max_batch_rows;
+  options.prompt_chunk = profile.schedule.prompt_chunk;
+  options.queue_limit = profile.schedule.queue_limit;
+  options.queue_tokens = profile.schedule.queue_tokens;
+  options.pages = setup.runner_options.pages;
+  options.round_budget = profile.schedule.round_budget;
+  options.park_deadline = profile.cluster.park_deadline;
+  const absl::StatusOr<DraftKind> draft = parse_draft_kind(profile.draft.kind);
+  if (!draft.ok()) return draft.status();
+  if (*draft == DraftKind::kMtp && !has_mtp) {
+    return absl::InvalidArgumentError(
+        "draft.kind is mtp, but this checkpoint has no MTP layer: use copy, auto or none");
+  }
+  options.draft = *draft;
+  options.copy.min_match = static_cast<uint32_t>(profile.draft.min_match);
+  options.width.max_width = static_cast<uint32_t>(profile.draft.max_width);
+  options.seed_salt = profile.sampling.seed_salt;
+  return options;
+}
+
+std::string weight_format(const std::string& dir) {
+  const absl::StatusOr<ModelFacts> facts = inspect(dir);
+  if (!facts.ok()) return "unknown";
+  std::string most;
+  int64_t bytes = -1;
+  for (const auto& [format, size] : facts->bytes_by_format) {
+    if (size > bytes) {
+      most = format;
+      bytes = size;
+    }
+  }
+  return most;
+}
+
+absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool has_mtp, WorldLink& link) {
+  const Profile& profile = setup.profile;
+  ModelServiceOptions options;
+  options.names = {profile.model.served_name};
+  options.names.insert(options.names.end(), profile.model.aliases.begin(), profile.model.aliases.end());
+  options.fingerprint = setup.identity.fingerprint;
+  options.family = std::string(family_name(setup.shards->config().family));
+  options.format = weight_format(profile.model.path);
+  options.drafters = {"none", "copy"};
+  if (has_mtp) options.drafters.push_back("mtp");
+  options.defaults.sampling.temperature = profile.sampling.temperature;
+  options.defaults.sampling.top_p = profile.sampling.top_p;
+  options.defaults.sampling.top_k = static_cast<uint32_t>(profile.sampling.top_k);
+  options.defaults.sampling.min_p = profile.sampling.min_p;
+  options.defaults.sampling.repetition_penalty = profile.sampling.repetition_penalty;
+  options.defaults.vocabulary = static_cast<uint32_t>(setup.shape.vocab);
+  options.max_tokens = static_cast<uint32_t>(profile.sampling.max_tokens);
+  options.request_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(profile.schedule.request_timeout);
+  absl::StatusOr<std::vector<std::string>> keys = api_key_hashes(profile);
+  if (!keys.ok()) return keys.status();
+  options.api_key_hashes = *std::move(keys);
+  options.readiness = [&link] { return link.readiness(); };
+  return options;
+}
+
+absl::Status start_front(RankSetup& setup, WorldLink& link, FrontEnd& front) {
+  const Profile& profile = setup.profile;
+  const ModelConfig& config = setup.shards->config();
+  EngineModel model;
+  model.context = static_cast<uint32_t>(profile.model.context_length > 0 ? profile.model.context_length
+                                                                         : setup.shape.context_length);
+  if (model.context > setup.shape.context_length) {
+    return absl::InvalidArgumentError(
+        fmt::format("model.context_length {} exceeds the checkpoint's {}", model.context, setup.shape.context_length));
+  }
+  model.vocabulary = static_cast<uint32_t>(setup.shape.vocab);
+  model.has_mtp = setup.shape.has_mtp;
+  model.end_ids.assign(config.eos_token_ids.begin(), config.eos_token_ids.end());
+  model.tokenizer = front.tokenizer.get();
+  const absl::StatusOr<EngineOptions> engine = engine_options(setup, model.has_mtp);
+  if (!engine.ok()) return engine.status();
+  front.engine = std::make_unique<Engine>(link, model, *engine);
+  absl::StatusOr<ModelServiceOptions> options = service_options(setup, model.has_mtp, link);
+  if (!options.ok()) return options.status();
+  auto service = ModelService::create(*front.engine, *front.tokenizer, front.chat.get(), *std::move(options));
+  if (!service.ok()) return service.status();
+  front.service = *std::move(service);
+  auto http = HttpServer::start(http_options(profile), *front.service, front.metrics);
+  if (!http.ok()) return http.status();
+  front.http = *std::move(http);
+  spdlog::info("HTTP on {}: live; ready once all ranks are", front.http->address());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status run_coordinator_process(RankSetup& setup, const std::atomic<bool>& stop) {
+  absl::StatusOr<std::unique_ptr<WorldLink>> link = WorldLink::start(setup);
+  if (!link.ok()) return link.status();
+  FrontEnd front;
+  if (absl::Status status = load_text(setup, front); !status.ok()) return status;
+  // Listening before the world is formed: /health answers and /ready says whom it waits for.
+  if (absl::Status status = start_front(setup, **link, front); !status.ok()) return status;
+  const absl::Status formed = (*link)->form(stop);
+  if (!formed.ok()) {
+    front.http->stop(std::chrono::milliseconds(0));
+    (*link)->shutdown("the cluster was not formed");
+    return stop ? absl::OkStatus() : formed;
+  }
+  if (absl::Status status = front.engine->warm_up(); !status.ok()) return status;
+  front.engine->start();
+  spdlog::info("ready: {} on http://{}/v1, context {}, fingerprint {}", setup.profile.model.served_name,
+               front.http->address(), front.service->context(), setup.identity.fingerprint);
+  while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+
+  if (!front.engine->drain(std::chrono::duration_cast<std::chrono::milliseconds>(kDrainGrace))) {
+    spdlog::warn("some replies did not finish within {} s and are cut", kDrainGrace.count());
+  }
+  front.http->stop(std::chrono::seconds(2));
+  front.engine->stop();
+  (*link)->shutdown("rank 0 was told to stop");
+  return absl::OkStatus();
+}
+
+}  // namespace tensorfold
