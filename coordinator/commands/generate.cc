@@ -9,6 +9,7 @@
 #include "coordinator/chat/chat_template.h"
 #include "coordinator/commands/cluster_flags.h"
 #include "coordinator/commands/commands.h"
+#include "coordinator/commands/still_link.h"
 #include "coordinator/schedule/engine.h"
 
 namespace tensorfold {
@@ -27,16 +28,6 @@ struct GenerateFlags {
   uint32_t top_k = 0;
   uint64_t seed = 0;
   bool ids = false;
-};
-
-class StillLink : public ClusterLink {
- public:
-  explicit StillLink(PassExecutor& executor) : executor_(executor) {}
-  PassExecutor& executor() override { return executor_; }
-  absl::Status try_regroup() override { return absl::UnavailableError("an in-process world does not regroup"); }
-
- private:
-  PassExecutor& executor_;
 };
 
 absl::StatusOr<std::vector<uint32_t>> prompt_tokens(const GenerateFlags& flags, const Tokenizer& tokenizer) {

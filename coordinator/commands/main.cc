@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   tensorfold::add_logits_command(app, &exit_code);
   tensorfold::add_inspect_command(app, &exit_code);
   tensorfold::add_verify_command(app, &exit_code);
+  tensorfold::add_bench_command(app, &exit_code);
   tensorfold::add_profile_command(app, &exit_code);
   try {
     app.parse(argc, argv);

@@ -113,7 +113,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
     GenerationRequest& request = prepared->requests[0];
     const size_t prompt_tokens = request.prompt.size();
     set_up(request, prepared->parser);
-    ApiOr<uint64_t> admitted = host_.service.engine().submit(std::move(request), EventQueue::sink(queue_, 0));
+    ApiOr<uint64_t> admitted = host_.service.submit(std::move(request), EventQueue::sink(queue_, 0));
     if (!admitted.ok()) return end(admitted.error());
     engine_id_ = *admitted;
     host_.metrics.prompt_tokens(prompt_tokens);

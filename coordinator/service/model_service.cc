@@ -12,6 +12,8 @@
 namespace tensorfold {
 namespace {
 
+constexpr int kRetryAfterSeconds = 1;
+
 boost::json::string json_text(std::string_view text) { return boost::json::string(text.data(), text.size()); }
 
 boost::json::array template_calls(const std::vector<HistoryToolCall>& calls) {
@@ -171,6 +173,21 @@ ApiOr<std::vector<GenerationRequest>> ModelService::prepare_completion(const Com
     out.push_back(std::move(*generation));
   }
   return out;
+}
+
+ApiOr<uint64_t> ModelService::submit(GenerationRequest request, GenerationSink sink) const {
+  if (options_.readiness) {
+    const Readiness cluster = options_.readiness();
+    if (!cluster.ready) {
+      ApiError error;
+      error.code = engine_.status().passes == 0 ? ErrorCode::kStarting : ErrorCode::kClusterDown;
+      error.message =
+          fmt::format("the cluster is not serving: {}; try again in {} s", cluster.reason, kRetryAfterSeconds);
+      error.retry_after_s = kRetryAfterSeconds;
+      return error;
+    }
+  }
+  return engine_.submit(std::move(request), std::move(sink));
 }
 
 ApiOr<std::vector<uint32_t>> ModelService::tokenize(const TokenizeRequest& request) const {

@@ -73,6 +73,9 @@ class ModelService {
   ApiOr<PreparedChat> prepare_chat(const ChatRequest& request, std::string id) const;
   /// One engine request a prompt, in order.
   ApiOr<std::vector<GenerationRequest>> prepare_completion(const CompletionRequest& request, std::string id) const;
+  /// Engine::submit(), unless a rank is away: what the control plane knows is said at once instead of after a pass has
+  /// failed on it. Every front end submits through this.
+  ApiOr<uint64_t> submit(GenerationRequest request, GenerationSink sink) const;
   ApiOr<std::vector<uint32_t>> tokenize(const TokenizeRequest& request) const;
   ApiOr<std::string> detokenize(const DetokenizeRequest& request, bool skip_special = false) const;
 

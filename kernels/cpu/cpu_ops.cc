@@ -70,6 +70,10 @@ std::unique_ptr<Vector> CpuOps::pack_vector(std::span<const float> values) {
   return std::make_unique<CpuVector>(values);
 }
 
+std::unique_ptr<Weight> CpuOps::view_rows(const Weight& w, int64_t first, int64_t count) {
+  return view_weight_rows(cpu_weight(w), first, count);
+}
+
 Tensor CpuOps::scratch(int64_t rows, int64_t cols) {
   const int64_t stride = round_up(cols, 16);
   return {pass_.take(rows * stride), rows, cols, stride};
@@ -120,29 +124,62 @@ void CpuOps::matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel
   }
 }
 
+// Work is cut by outputs only: blocks of input rows (that stay in the second-level cache) times runs of panels, an
+// equal number for each thread, of at least 64 KiB when few rows make memory the limit.
+struct CpuOps::MatmulCut {
+  MatmulCut(const CpuWeight& w, int64_t rows, int64_t threads) {
+    constexpr int64_t kInputBytes = 384 * 1024, kRunBytes = 64 * 1024;
+    row_block = std::clamp<int64_t>(kInputBytes / (w.in_features() * 4) / 12 * 12, 24, 240);
+    const int64_t row_blocks = (rows + row_block - 1) / row_block;
+    const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / w.panels());
+    int64_t longest = std::max<int64_t>(w.panels() / (threads * 4), 1);
+    longest = rows <= kFewRows ? std::max(longest, kRunBytes / panel_bytes) : std::min<int64_t>(longest, 16);
+    const int64_t rounds = (w.panels() + threads * longest - 1) / (threads * longest);
+    run = (w.panels() + threads * rounds - 1) / (threads * rounds);
+    runs = (w.panels() + run - 1) / run;
+    tasks = row_blocks * runs;
+  }
+
+  int64_t row_block = 0;  // input rows
+  int64_t run = 0;        // panels
+  int64_t runs = 0;
+  int64_t tasks = 0;
+};
+
+void CpuOps::matmul_task(const MatmulJob& job, const MatmulCut& cut, int64_t task, int worker) {
+  const CpuWeight& w = cpu_weight(*job.weight);
+  const int64_t first = task / cut.runs * cut.row_block, rows = std::min(cut.row_block, job.x.rows - first);
+  const int64_t panel = task % cut.runs * cut.run;
+  matmul_range(w, panel, std::min(panel + cut.run, w.panels()), job.x.row_range(first, rows),
+               job.out.row_range(first, rows), worker);
+}
+
 void CpuOps::matmul(const Weight& weight, Tensor x, Tensor out) {
-  const CpuWeight& w = cpu_weight(weight);
-  kernel_check(x.cols == w.in_features() && out.cols == w.out_features() && x.rows == out.rows,
-               "matmul: shapes differ");
-  if (x.rows == 0) return;
-  // Work is cut by outputs only: blocks of input rows (that stay in the second-level cache) times runs of panels, an
-  // equal number for each thread, of at least 64 KiB when few rows make memory the limit.
-  constexpr int64_t kInputBytes = 384 * 1024, kRunBytes = 64 * 1024;
-  const int64_t row_block = std::clamp<int64_t>(kInputBytes / (x.cols * 4) / 12 * 12, 24, 240);
-  const int64_t row_blocks = (x.rows + row_block - 1) / row_block;
-  const int64_t threads = pool_->threads();
-  const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / w.panels());
-  int64_t longest = std::max<int64_t>(w.panels() / (threads * 4), 1);
-  longest = x.rows <= kFewRows ? std::max(longest, kRunBytes / panel_bytes) : std::min<int64_t>(longest, 16);
-  const int64_t rounds = (w.panels() + threads * longest - 1) / (threads * longest);
-  const int64_t run = (w.panels() + threads * rounds - 1) / (threads * rounds);
-  const int64_t runs = (w.panels() + run - 1) / run;
-  pool_->parallel_for(row_blocks * runs, 1, [&](int64_t begin, int64_t end, int worker) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i / runs * row_block, rows = std::min(row_block, x.rows - first);
-      const int64_t panel = i % runs * run;
-      matmul_range(w, panel, std::min(panel + run, w.panels()), x.row_range(first, rows), out.row_range(first, rows),
-                   worker);
+  const MatmulJob job{&weight, x, out};
+  matmul_many({&job, 1});
+}
+
+// One parallel region for all jobs, so that small ones (the slices of a projection) share its cost.
+void CpuOps::matmul_many(std::span<const MatmulJob> jobs) {
+  std::vector<MatmulCut> cuts;
+  std::vector<int64_t> first_task;  // of each job
+  int64_t tasks = 0;
+  cuts.reserve(jobs.size());
+  first_task.reserve(jobs.size());
+  for (const MatmulJob& job : jobs) {
+    const CpuWeight& w = cpu_weight(*job.weight);
+    kernel_check(job.x.cols == w.in_features() && job.out.cols == w.out_features() && job.x.rows == job.out.rows,
+                 "matmul: shapes differ");
+    cuts.emplace_back(w, job.x.rows, pool_->threads());
+    first_task.push_back(tasks);
+    tasks += cuts.back().tasks;
+  }
+  pool_->parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int worker) {
+    size_t job =
+        static_cast<size_t>(std::upper_bound(first_task.begin(), first_task.end(), begin) - first_task.begin());
+    for (int64_t task = begin; task < end; ++task) {
+      while (job < first_task.size() && first_task[job] <= task) ++job;
+      matmul_task(jobs[job - 1], cuts[job - 1], task - first_task[job - 1], worker);
     }
   });
 }

@@ -67,6 +67,7 @@ class CpuOps : public Ops {
 
   std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) override;
   std::unique_ptr<Vector> pack_vector(std::span<const float> values) override;
+  std::unique_ptr<Weight> view_rows(const Weight& w, int64_t first, int64_t count) override;
   Tensor scratch(int64_t rows, int64_t cols) override;
   void begin_pass() override;
   Tensor persistent(int64_t rows, int64_t cols) override;
@@ -75,6 +76,7 @@ class CpuOps : public Ops {
 
   void embed(const Weight& table, std::span<const int32_t> ids, Tensor out) override;
   void matmul(const Weight& w, Tensor x, Tensor out) override;
+  void matmul_many(std::span<const MatmulJob> jobs) override;
   void rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) override;
   void add(Tensor a, Tensor b, Tensor out) override;
   void silu_mul(Tensor gate_up, Tensor out) override;
@@ -95,10 +97,14 @@ class CpuOps : public Ops {
   struct AttentionPlan;
   struct DeltaRun;
 
+  // How a product is cut into tasks of input rows and panels; see cpu_ops.cc.
+  struct MatmulCut;
+
   // body(row, first column, columns) over a [rows, cols] tensor, in pieces that are worth a thread.
   template <typename Body>
   void for_pieces(int64_t rows, int64_t cols, const Body& body);
   void matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel_end, Tensor x, Tensor out, int worker);
+  void matmul_task(const MatmulJob& job, const MatmulCut& cut, int64_t task, int worker);
   AttentionPlan plan_attention(const CpuKvCache& cache, int64_t layer, const AttentionArgs& args);
   DeltaRun start_delta_run(const DeltaNetArgs& args);
   void delta_inputs(const DeltaNetArgs& args, const DeltaRun& run);

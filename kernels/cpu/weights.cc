@@ -186,6 +186,29 @@ std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, Blo
   return weight;
 }
 
+std::unique_ptr<CpuWeight> view_weight_rows(const CpuWeight& weight, int64_t first, int64_t count) {
+  kernel_check(first >= 0 && count > 0 && first <= weight.rows_ - count, "view_rows: outside the matrix");
+  auto view = std::make_unique<CpuWeight>();
+  view->cols_ = weight.cols_;
+  for (const CpuWeight::Segment& segment : weight.segments_) {
+    const int64_t begin = std::max(first - segment.first_row, int64_t{0});
+    const int64_t end = std::min(first + count - segment.first_row, segment.view.rows);
+    if (begin >= end) continue;
+    if (begin % kPanelRows != 0 || (end % kPanelRows != 0 && end != segment.view.rows)) return nullptr;
+    CpuWeight::Segment part = segment;
+    part.view.rows = end - begin;
+    part.view.data += begin / kPanelRows * segment.view.panel_bytes;
+    part.first_row = view->rows_;
+    part.first_panel = view->panels_;
+    part.panels = (end - begin + kPanelRows - 1) / kPanelRows;
+    view->rows_ += part.view.rows;
+    view->panels_ += part.panels;
+    view->bytes_ += part.panels * part.view.panel_bytes;
+    view->segments_.push_back(std::move(part));
+  }
+  return view;
+}
+
 CpuVector::CpuVector(std::span<const float> values)
     : size_(static_cast<int64_t>(values.size())), memory_(static_cast<int64_t>(values.size_bytes())) {
   std::copy(values.begin(), values.end(), memory_.floats());

@@ -43,6 +43,7 @@ class CpuWeight : public Weight {
 
  private:
   friend std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource>, BlockArena*, ThreadPool*);
+  friend std::unique_ptr<CpuWeight> view_weight_rows(const CpuWeight&, int64_t, int64_t);
   int64_t rows_ = 0;
   int64_t cols_ = 0;
   int64_t bytes_ = 0;
@@ -52,6 +53,9 @@ class CpuWeight : public Weight {
 
 /// Copies the blocks (equal cols, at least one) into panels, with all threads of the pool.
 std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, BlockArena* arena, ThreadPool* pool);
+
+/// Rows of a weight, sharing its memory; null when they do not begin and end at panels (or segments).
+std::unique_ptr<CpuWeight> view_weight_rows(const CpuWeight& weight, int64_t first, int64_t count);
 
 class CpuVector : public Vector {
  public:

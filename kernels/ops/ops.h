@@ -181,6 +181,11 @@ class Ops {
   /// may go away afterwards.
   virtual std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) = 0;
   virtual std::unique_ptr<Vector> pack_vector(std::span<const float> values) = 0;
+  /// Rows [first, first + count) of a packed matrix, sharing its memory, which then lives as long as either. Null when
+  /// the backend cannot begin a view at that row: pack the rows instead, the bits are the same.
+  virtual std::unique_ptr<Weight> view_rows(const Weight& /*w*/, int64_t /*first*/, int64_t /*count*/) {
+    return nullptr;
+  }
 
   // Scratch. ------------------------------------------------------------------------------------------------------
   /// A tensor from the pass arena; valid until the next begin_pass(). Contents undefined.

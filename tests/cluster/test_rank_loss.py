@@ -142,6 +142,22 @@ def check_coordinator(checks, cluster, expected):
     checks.equal("exit codes after SIGTERM", cluster.terminate(), {0: 0, 1: 0})
 
 
+def check_flapping(checks, binary, expected):
+    """Three ranks; one is lost again and again, also while they form anew; the rest must not wait for each other."""
+    with Cluster(binary, world=3) as cluster:
+        cluster.start().wait_ready()
+        stream = begin(cluster)
+        for pause in (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.0):
+            cluster.kill(2)
+            cluster.start(2)
+            time.sleep(pause)
+        start = time.monotonic()
+        cluster.wait_ready(30)
+        checks.check("rank 2 of 3 lost eight times: ready again", True, f"{time.monotonic() - start:.2f} s")
+        check_same(checks, "rank 2 of 3 lost eight times", stream, expected)
+        checks.equal("three ranks: exit codes after SIGTERM", cluster.terminate(), {0: 0, 1: 0, 2: 0})
+
+
 def check_deadline(checks, binary, expected):
     """Nobody comes back: parked replies end with a clean error after park_deadline; later the cluster is well again."""
     with Cluster(binary, cluster={"park_deadline": "2s"}) as cluster:
@@ -186,6 +202,7 @@ def main():
             if 1 in cluster.ranks and cluster.ranks[0].alive() and cluster.client.ready_status() != 200:
                 print("  (starting both ranks anew: the part before left the cluster broken)", flush=True)
                 restart(cluster)
+    checks.section("flapping", check_flapping, args.binary, expected)
     checks.section("park deadline", check_deadline, args.binary, expected)
     return checks.failures
 

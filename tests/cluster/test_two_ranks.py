@@ -290,6 +290,17 @@ def check_refused(checks, binary):
         checks.equal("exit codes", cluster.terminate(), {0: 0, 1: 0})
 
 
+def check_no_path(checks, binary):
+    """A network device that is not there: the cluster does not start, and the message says which device."""
+    ucx = {"tls": ["self", "tcp"], "net_devices": ["nosuch0", "lo"]}
+    with Cluster(binary, cluster={"join_timeout": "10s", "ucx": ucx}) as cluster:
+        cluster.start()
+        codes = {number: rank.wait(20) for number, rank in cluster.ranks.items()}
+        errors = [line for line in cluster.ranks[0].text().splitlines() if line.startswith("error:")]
+        checks.check("no such device: rank 0 ends with an error that names it",
+                     codes[0] == 1 and bool(errors) and "nosuch0" in errors[-1], errors[-1:] or codes)
+
+
 def main():
     args = arguments(__doc__)
     checks, expected = Checks(), {}
@@ -308,6 +319,7 @@ def main():
         checks.section("busy", check_busy_health, cluster)
         checks.section("drain", check_drain, cluster)
     checks.section("refused ranks", check_refused, args.binary)
+    checks.section("no path", check_no_path, args.binary)
     return checks.failures
 
 

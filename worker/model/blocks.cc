@@ -22,6 +22,14 @@ absl::StatusOr<std::unique_ptr<Vector>> load_part(LoadContext& load, const std::
 
 }  // namespace
 
+WeightCost& WeightCost::operator+=(const WeightCost& other) {
+  bytes += other.bytes;
+  values += other.values;
+  return *this;
+}
+
+WeightCost cost_of(const Weight& weight) { return {weight.bytes(), weight.out_features() * weight.in_features()}; }
+
 Slices cut_dimension(int64_t units, int64_t unit_columns, int64_t column_unit) {
   Slices slices = make_slices(units);
   while (slices.count > 1 && (slices.units_per_slice() * unit_columns) % column_unit != 0) slices.count /= 2;
@@ -64,10 +72,10 @@ absl::Status SlicedProjection::add_to(PassContext& pass, int layer, const char* 
   return pass.sum->add(cut_.slices.count, cut_.owned.first, partials, residual);
 }
 
-int64_t SlicedProjection::bytes() const {
-  int64_t bytes = 0;
-  for (const std::unique_ptr<Weight>& slice : slices_) bytes += slice->bytes();
-  return bytes;
+WeightCost SlicedProjection::cost() const {
+  WeightCost cost;
+  for (const std::unique_ptr<Weight>& slice : slices_) cost += cost_of(*slice);
+  return cost;
 }
 
 // --- AttentionBlock -----------------------------------------------------------------------------------------------
@@ -320,6 +328,10 @@ absl::StatusOr<std::unique_ptr<VocabularyBlock>> VocabularyBlock::load(LoadConte
   if (!table.ok()) return table.status();
   block->table_ = load.ops.pack({&*table, 1});
   absl::StatusOr<MatrixSource> head = table;
+  if (load.config.tie_word_embeddings) {
+    block->head_ = load.ops.view_rows(*block->table_, cut.first_unit(), cut.unit_count());
+    if (block->head_ != nullptr) return block;
+  }
   if (!load.config.tie_word_embeddings) head = load.reader.matrix("lm_head", vocab, hidden);
   if (!head.ok()) return head.status();
   const MatrixSource owned = head->slice_rows(cut.first_unit(), cut.unit_count());

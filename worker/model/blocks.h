@@ -19,6 +19,15 @@ struct LoadContext {
   ShardSpec shard;
 };
 
+/// What one pass reads of a block's weights, and how many values those are (each is one multiply-add a row).
+struct WeightCost {
+  int64_t bytes = 0;
+  int64_t values = 0;
+
+  WeightCost& operator+=(const WeightCost& other);
+};
+WeightCost cost_of(const Weight& weight);
+
 /// How one block's dimension is cut and which part this rank has.
 struct Cut {
   Slices slices;
@@ -40,7 +49,7 @@ class SlicedProjection {
                                                const Cut& cut, int64_t unit_columns);
   /// residual += tree over slices of w x; x [rows, owned columns].
   absl::Status add_to(PassContext& pass, int layer, const char* op, Tensor x, Tensor residual) const;
-  int64_t bytes() const;
+  WeightCost cost() const;
 
  private:
   Cut cut_;
@@ -67,7 +76,7 @@ class AttentionBlock {
   absl::Status add_to(PassContext& pass, int layer, const RopeTable& rope, Tensor x, Tensor residual) const;
   /// Only writes keys and values.
   void write_keys(PassContext& pass, const RopeTable& rope, Tensor x) const;
-  int64_t bytes() const { return qkv_->bytes() + out_.bytes(); }
+  WeightCost cost() const { return cost_of(*qkv_) += out_.cost(); }
 
  private:
   struct Projected {
@@ -101,7 +110,7 @@ class MlpBlock {
   static absl::StatusOr<std::unique_ptr<MlpBlock>> load(LoadContext& load, const std::string& prefix,
                                                         int64_t intermediate, const Slices& slices);
   absl::Status add_to(PassContext& pass, int layer, Tensor x, Tensor residual) const;
-  int64_t bytes() const { return gate_up_->bytes() + down_.bytes(); }
+  WeightCost cost() const { return cost_of(*gate_up_) += down_.cost(); }
 
  private:
   int64_t columns_ = 0;  // owned
@@ -127,7 +136,7 @@ class DeltaNetBlock {
   static absl::StatusOr<std::unique_ptr<DeltaNetBlock>> load(LoadContext& load, const std::string& prefix,
                                                              const DeltaNetSpec& spec, int64_t recurrent_layer);
   absl::Status add_to(PassContext& pass, int layer, Tensor x, Tensor residual) const;
-  int64_t bytes() const { return in_->bytes() + out_.bytes(); }
+  WeightCost cost() const { return cost_of(*in_) += out_.cost(); }
 
  private:
   DeltaNetShape shape_;
@@ -142,13 +151,15 @@ class DeltaNetBlock {
   SlicedProjection out_;
 };
 
-/// Embedding, final norm and the head's vocabulary slices; tied models share the table's values.
+/// Embedding, final norm and the head's vocabulary slices; the head of a tied model is a view of the table where the
+/// backend can make one.
 class VocabularyBlock {
  public:
   static absl::StatusOr<std::unique_ptr<VocabularyBlock>> load(LoadContext& load, const Slices& slices);
   void embed(PassContext& pass, Tensor out) const;
   void logits(PassContext& pass, Tensor hidden, Tensor out) const;
-  int64_t bytes() const { return head_->bytes(); }
+  /// The head's: the embedding reads one row a token.
+  WeightCost cost() const { return cost_of(*head_); }
 
  private:
   std::unique_ptr<Weight> table_;  // [vocab, hidden]: every rank reads any row

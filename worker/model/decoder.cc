@@ -15,8 +15,8 @@ absl::StatusOr<std::unique_ptr<Vector>> packed_norm(LoadContext& load, const std
 
 }  // namespace
 
-int64_t DecoderLayer::bytes() const {
-  return (attention != nullptr ? attention->bytes() : delta_net->bytes()) + mlp->bytes();
+WeightCost DecoderLayer::cost() const {
+  return (attention != nullptr ? attention->cost() : delta_net->cost()) += mlp->cost();
 }
 
 absl::StatusOr<DecoderLayer> load_decoder_layer(LoadContext& load, const std::string& prefix, LayerKind kind,
@@ -73,10 +73,10 @@ absl::Status Decoder::load_parts(Decoder& decoder, LoadContext& load, const Deco
   return absl::OkStatus();
 }
 
-int64_t Decoder::weight_bytes() const {
-  int64_t bytes = vocabulary_->bytes();
-  for (const DecoderLayer& layer : layers_) bytes += layer.bytes();
-  return bytes;
+WeightCost Decoder::cost() const {
+  WeightCost cost = vocabulary_->cost();
+  for (const DecoderLayer& layer : layers_) cost += layer.cost();
+  return cost;
 }
 
 RopeTable Decoder::rope_for(PassContext& pass) const { return pass.ops->rope_table(pass.positions, inv_freq_, 1.0); }

@@ -13,7 +13,7 @@ struct DecoderLayer {
   std::unique_ptr<Vector> post_norm;
   std::unique_ptr<MlpBlock> mlp;
 
-  int64_t bytes() const;
+  WeightCost cost() const;
 };
 
 /// What a family chooses.
@@ -29,7 +29,8 @@ class Decoder : public Model {
                                                        const DecoderSpec& spec);
 
   const ModelShape& shape() const override { return shape_; }
-  int64_t weight_bytes() const override;
+  int64_t weight_bytes() const override { return cost().bytes; }
+  int64_t weight_values() const override { return cost().values; }
   absl::Status forward(PassContext& pass, Tensor* hidden) override;
   void logits(PassContext& pass, Tensor hidden, Tensor logits) override;
   absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) override;
@@ -40,6 +41,7 @@ class Decoder : public Model {
   absl::Status run_layer(PassContext& pass, int index, const DecoderLayer& layer, const RopeTable& rope,
                          Tensor residual) const;
   RopeTable rope_for(PassContext& pass) const;
+  WeightCost cost() const;
 
   ModelShape shape_;
   float eps_ = 0;

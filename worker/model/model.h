@@ -73,6 +73,8 @@ class Model {
   virtual const ModelShape& shape() const = 0;
   /// Bytes of packed weights that one pass reads on this rank.
   virtual int64_t weight_bytes() const = 0;
+  /// Values in them: a row of a pass costs one multiply-add for each.
+  virtual int64_t weight_values() const = 0;
 
   /// Runs all rows; `*hidden` [rows, hidden] is the state after the final norm, in the pass arena.
   virtual absl::Status forward(PassContext& pass, Tensor* hidden) = 0;

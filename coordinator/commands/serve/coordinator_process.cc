@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "coordinator/commands/serve/world_link.h"
+#include "coordinator/grpc/server.h"
 #include "coordinator/http/server.h"
 #include "coordinator/service/model_service.h"
 #include "worker/checkpoint/inspect.h"
@@ -23,6 +24,13 @@ struct FrontEnd {
   std::unique_ptr<ModelService> service;
   ServiceMetrics metrics;
   std::unique_ptr<HttpServer> http;
+  std::unique_ptr<InferenceServer> grpc;  // null: not enabled
+
+  // Replies under way get `grace`; both front ends stop taking requests at once.
+  void stop(std::chrono::milliseconds grace) {
+    if (grpc != nullptr) grpc->stop(grace);
+    http->stop(grace);
+  }
 };
 
 absl::Status load_text(RankSetup& setup, FrontEnd& front) {
@@ -135,6 +143,11 @@ absl::Status start_front(RankSetup& setup, WorldLink& link, FrontEnd& front) {
   if (!http.ok()) return http.status();
   front.http = *std::move(http);
   spdlog::info("HTTP on {}: live; ready once all ranks are", front.http->address());
+  if (!profile.grpc.enabled) return absl::OkStatus();
+  auto grpc = InferenceServer::start(grpc_options(profile), *front.service, front.metrics);
+  if (!grpc.ok()) return grpc.status();
+  front.grpc = *std::move(grpc);
+  spdlog::info("gRPC on {}", front.grpc->address());
   return absl::OkStatus();
 }
 
@@ -149,7 +162,7 @@ absl::Status run_coordinator_process(RankSetup& setup, const std::atomic<bool>& 
   if (absl::Status status = start_front(setup, **link, front); !status.ok()) return status;
   const absl::Status formed = (*link)->form(stop);
   if (!formed.ok()) {
-    front.http->stop(std::chrono::milliseconds(0));
+    front.stop(std::chrono::milliseconds(0));
     (*link)->shutdown("the cluster was not formed");
     return stop ? absl::OkStatus() : formed;
   }
@@ -162,7 +175,7 @@ absl::Status run_coordinator_process(RankSetup& setup, const std::atomic<bool>& 
   if (!front.engine->drain(std::chrono::duration_cast<std::chrono::milliseconds>(kDrainGrace))) {
     spdlog::warn("some replies did not finish within {} s and are cut", kDrainGrace.count());
   }
-  front.http->stop(std::chrono::seconds(2));
+  front.stop(std::chrono::seconds(2));
   front.engine->stop();
   (*link)->shutdown("rank 0 was told to stop");
   return absl::OkStatus();

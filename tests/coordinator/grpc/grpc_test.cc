@@ -240,8 +240,15 @@ TEST(Grpc, SlowReader) {
   Server server(serving, options);
   pb::GenerateRequest request = endless();
   request.mutable_sampling()->set_max_tokens(50000);
+  request.mutable_sampling()->set_logprobs(20);  // much to send for each token
+  // A client whose own window does not grow to hold everything.
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65535);
+  const auto stub = pb::Inference::NewStub(
+      grpc::CreateCustomChannel(server.server->address(), grpc::InsecureChannelCredentials(), arguments));
   grpc::ClientContext context;
-  auto reader = server.stub->Generate(&context, request);
+  auto reader = stub->Generate(&context, request);
   for (int i = 0; i < 2000 && server.serving.engine->status().cancelled == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <atomic>
 #include <boost/json.hpp>
 #include <thread>
 
@@ -111,6 +112,31 @@ TEST(HttpLoad, LostRank) {
   reply = parked.read_reply();
   EXPECT_TRUE(reply.well_formed);
   EXPECT_THAT(reply.body, HasSubstr("\"length\""));
+  EXPECT_EQ(get(server.port, "/ready").status, 200);
+}
+
+// While ranks are missing at the start, requests get 503 naming them, before headers; /health is live all along.
+TEST(HttpLoad, Starting) {
+  ServingOptions options = small_engine();
+  std::atomic<bool> formed{false};
+  options.service.readiness = [&formed] {
+    Readiness readiness;
+    readiness.ready = formed;
+    if (!formed) readiness.reason = "waiting for rank 1 (missing)";
+    readiness.ranks.resize(2);
+    readiness.ranks[1].rank = 1;
+    return readiness;
+  };
+  Server server(options);
+  server.serving.script("hi");
+  const RawReply reply = post(server.port, "/v1/completions", kEndlessStream);
+  EXPECT_EQ(reply.status, 503);
+  EXPECT_THAT(reply.body, HasSubstr("\"starting\""));
+  EXPECT_THAT(reply.body, HasSubstr("waiting for rank 1 (missing)"));
+  EXPECT_EQ(get(server.port, "/health").status, 200);
+  EXPECT_THAT(get(server.port, "/ready").body, HasSubstr("\"state\":\"missing\""));
+  formed = true;
+  EXPECT_EQ(post(server.port, "/v1/completions", R"({"prompt":"x"})").status, 200);
   EXPECT_EQ(get(server.port, "/ready").status, 200);
 }
 

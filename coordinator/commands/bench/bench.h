@@ -1,0 +1,31 @@
+// Everything that `tensorfold bench` does, from options to report.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "coordinator/commands/bench/report.h"
+
+namespace tensorfold {
+
+struct BenchOptions {
+  std::string model;
+  int world = 1;
+  std::string transport = "local";
+  std::string isa = "auto";
+  int threads = 0;
+  std::vector<int> widths = {1, 2, 4, 8, 16};
+  std::vector<int> chunks = {64, 256, 512};
+  int context = 256;  // tokens before a measured window
+  int prompt_tokens = 512;
+  int reply_tokens = 128;
+  std::string prompt = "Count from one to twenty in words, then write the same words once more.";
+  double seconds = 10;  // about, altogether
+};
+
+/// Must be called before the process has threads when the ranks are processes (UCX). Errors name the option or the
+/// rank.
+absl::StatusOr<BenchReport> run_bench(const BenchOptions& options);
+
+}  // namespace tensorfold

@@ -1,0 +1,16 @@
+// Latencies between the ranks of a world.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "coordinator/commands/bench/report.h"
+#include "transport/base/communicator.h"
+
+namespace tensorfold {
+
+/// Called on all ranks at the same time with the same `rounds`; the figures are this rank's. Errors: the
+/// communicator's.
+absl::StatusOr<std::vector<LinkFigure>> bench_links(Communicator& communicator, int rounds);
+
+}  // namespace tensorfold

@@ -1,0 +1,252 @@
+// The differential tester over the fixtures and the demo model, its negative control, and golden hashes.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "coordinator/commands/verify/tester.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/reference/negative_control.h"
+
+namespace tensorfold {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+
+const std::string kSource = TENSORFOLD_SOURCE_DIR;
+const std::string kGolden = kSource + "/tests/differential/golden.txt";
+
+struct Tested {
+  const char* name;
+  size_t sample;  // at least so many cells; a pairwise sample may need more
+};
+
+std::string folder(const std::string& name) {
+  return name == "sprout" ? kSource + "/deploy/models/sprout" : kSource + "/tests/fixtures/" + name;
+}
+
+TesterOptions options_for(const std::string& name) {
+  TesterOptions options;
+  options.model_dir = folder(name);
+  // 70 tokens: a chunk of 64 is neither "all" nor a divisor.
+  options.prompt_tokens = 70;
+  options.reply_tokens = 12;
+  options.stop_after = 2;
+  return options;
+}
+
+struct Hashes {
+  std::string greedy;
+  std::string sampled;
+};
+
+std::map<std::string, Hashes> read_golden() {
+  std::map<std::string, Hashes> golden;
+  std::ifstream in(kGolden);
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::istringstream words(line);
+    std::string name;
+    words >> name;
+    words >> golden[name].greedy >> golden[name].sampled;
+  }
+  return golden;
+}
+
+// Rewrites one line of golden.txt, the comments kept.
+void write_golden(const std::string& name, const Hashes& hashes) {
+  std::map<std::string, Hashes> golden = read_golden();
+  golden[name] = hashes;
+  std::string comments;
+  {
+    std::ifstream in(kGolden);
+    for (std::string line; std::getline(in, line);) {
+      if (!line.empty() && line[0] == '#') comments += line + "\n";
+    }
+  }
+  std::ofstream out(kGolden);
+  out << comments;
+  for (const auto& [key, value] : golden) out << fmt::format("{} {} {}\n", key, value.greedy, value.sampled);
+}
+
+void check_golden(const std::string& name, const TesterReport& report) {
+  const Hashes found = {report.greedy_hash, report.sampled_hash};
+  EXPECT_NE(found.greedy, found.sampled);
+  if (std::getenv("TENSORFOLD_UPDATE_GOLDEN") != nullptr) {
+    write_golden(name, found);
+    return;
+  }
+  const std::map<std::string, Hashes> golden = read_golden();
+  const auto expected = golden.find(name);
+  ASSERT_NE(expected, golden.end()) << kGolden << " has no line for " << name << "; found: " << name << " "
+                                    << found.greedy << " " << found.sampled;
+  EXPECT_EQ(found.greedy, expected->second.greedy) << "the arithmetic changed; see tests/differential/README.md";
+  EXPECT_EQ(found.sampled, expected->second.sampled) << "the arithmetic changed; see tests/differential/README.md";
+}
+
+// What a sample must contain to mean anything: every value of every axis, and windows of which some drafts were kept
+// and some were not.
+void check_coverage(const TesterReport& report, bool has_mtp) {
+  std::set<std::string> seen;
+  uint64_t drafted = 0;
+  uint64_t accepted = 0;
+  for (const CellOutcome& outcome : report.cells) {
+    const Cell& cell = outcome.cell;
+    seen.insert(fmt::format("world {}", cell.world));
+    if (cell.world > 1) seen.insert(cell.transport);
+    seen.insert(cell.isa);
+    seen.insert(fmt::format("threads {}", cell.threads));
+    seen.insert(draft_name(cell.draft));
+    seen.insert(fmt::format("width {}", cell.width));
+    seen.insert(fmt::format("chunk {}", cell.chunk));
+    seen.insert(cell.mates ? "mates" : "alone");
+    seen.insert(cell.sampled ? "sampled" : "greedy");
+    drafted += outcome.drafted;
+    accepted += outcome.accepted;
+  }
+  std::set<std::string> wanted = {"world 1",  "world 2", "world 3",   "world 4", "world 8",   "local",   "ucx",
+                                  "off",      "copy",    "mixed",     "width 1", "width 2",   "width 3", "width 4",
+                                  "width 5",  "width 6", "width 7",   "width 8", "threads 1", "chunk 1", "chunk 7",
+                                  "chunk 64", "chunk 0", "threads 2", "mates",   "alone",     "greedy",  "sampled"};
+  if (has_mtp) wanted.insert("mtp");
+  for (const std::string& isa : available_isas()) wanted.insert(isa);
+  for (const std::string& value : wanted) EXPECT_TRUE(seen.count(value)) << "no cell with " << value;
+  EXPECT_GT(accepted, 0u);
+  EXPECT_LT(accepted, drafted);
+}
+
+class Differential : public ::testing::TestWithParam<Tested> {};
+
+// Protects: the promise. Worlds, transports, instruction sets, threads, drafts, widths, chunks and batch-mates leave no
+// mark on a reply's ids or on the bits of its logits; and the bits are those that were committed.
+TEST_P(Differential, EveryCellHasTheReferencesBits) {
+  const std::string name = GetParam().name;
+  TesterOptions options = options_for(name);
+  options.sample = GetParam().sample;
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::ostringstream table;
+  print_report(*report, report->different > 0, table);
+  if (report->different > 0) std::cout << table.str();
+  EXPECT_EQ(report->different, 0u);
+  std::cout << fmt::format("{}: {} cells in {:.1f} s, {:.1f} cells a second; greedy {}, sampled {}\n", name,
+                           report->cells.size(), report->seconds,
+                           static_cast<double>(report->cells.size()) / report->seconds, report->greedy_hash,
+                           report->sampled_hash);
+  check_coverage(*report, name == "qwen3_5" || name == "sprout");
+  check_golden(name, *report);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Differential,
+                         ::testing::Values(Tested{"llama", 150}, Tested{"llama3_rope", 150}, Tested{"qwen3", 150},
+                                           Tested{"qwen3_5", 200}, Tested{"mlx_4bit", 150}, Tested{"sprout", 0}),
+                         [](const auto& param) { return std::string(param.param.name); });
+
+// Cells that a broken kernel must show up in, for a quick negative control.
+TesterOptions with_negative_control(const std::string& name) {
+  TesterOptions options = options_for(name);
+  options.axes.worlds = {1, 3};
+  options.axes.transports = {"local"};
+  options.axes.threads = {1};
+  options.axes.isas = {"auto"};
+  options.decorate = [](std::unique_ptr<Ops> ops) { return make_negative_control(std::move(ops)); };
+  return options;
+}
+
+// Protects: the tester's own worth. An op whose order reads the row count is caught, and its place is named: the first
+// position, layer and op that differ.
+TEST(DifferentialNegativeControl, IsCaughtAndNamed) {
+  for (const char* name : {"llama", "qwen3_5", "mlx_4bit"}) {
+    SCOPED_TRACE(name);
+    TesterOptions options = with_negative_control(name);
+    options.stop_after = 1;
+    const absl::StatusOr<TesterReport> report = run_tester(options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->different, 1u);
+    const std::string difference = report->cells.back().difference;
+    std::cout << fmt::format("{}: {}: {}\n", name, report->cells.back().cell.name(), difference);
+    EXPECT_THAT(difference, HasSubstr("; first at position "));
+    EXPECT_THAT(difference, MatchesRegex(".*first at position [0-9]+, layer [0-9]+, [a-z_.]+[a-z].*"));
+    EXPECT_THAT(difference, ::testing::Not(HasSubstr("tracing failed")));
+    EXPECT_THAT(difference, ::testing::Not(HasSubstr("no intermediate value differs")));
+    // Layer 0's first product already differs; nothing before it does.
+    EXPECT_THAT(difference, HasSubstr("layer 0, "));
+    EXPECT_THAT(difference, ::testing::Not(HasSubstr("input_norm")));
+  }
+}
+
+// Protects: the negative control alone causes what the test above sees: the same cells without it agree.
+TEST(DifferentialNegativeControl, SameCellsAgreeWithoutIt) {
+  TesterOptions options = with_negative_control("qwen3_5");
+  options.decorate = nullptr;
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->different, 0u);
+}
+
+// Protects: a pass's width is what the negative control reads, so a cell of single rows must not be flagged: the tester
+// names real differences, not its own noise.
+TEST(DifferentialNegativeControl, SingleRowsMatchTheReference) {
+  TesterOptions options = with_negative_control("llama");
+  options.prompt_tokens = 16;
+  options.axes.worlds = {1};
+  options.axes.chunks = {1};
+  options.axes.drafts = {CellDraft::kOff};
+  options.axes.mates = {false};
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->cells.size(), 2u);
+  EXPECT_EQ(report->different, 0u);
+}
+
+// Protects: the sample leaves out no pair of axis values that the product has, and is the same every time.
+TEST(DifferentialCells, SampleCoversEveryPair) {
+  Axes axes;
+  axes.isas = {"x", "y", "z"};
+  const std::vector<Cell> all = product(axes, true, 8);
+  const std::vector<Cell> sample = pairwise_sample(all, 0);
+  EXPECT_LT(sample.size(), all.size() / 20);
+  const auto values = [](const Cell& cell) {
+    return std::vector<std::string>{
+        fmt::format("{}", cell.world),   cell.transport,         cell.isa,
+        fmt::format("{}", cell.threads), draft_name(cell.draft), fmt::format("{}", cell.width),
+        fmt::format("{}", cell.chunk),   cell.mates ? "m" : "a", cell.sampled ? "s" : "g"};
+  };
+  const auto pairs = [&](const std::vector<Cell>& cells) {
+    std::set<std::string> out;
+    for (const Cell& cell : cells) {
+      const std::vector<std::string> axis = values(cell);
+      for (size_t i = 0; i < axis.size(); ++i) {
+        for (size_t j = i + 1; j < axis.size(); ++j) out.insert(fmt::format("{} {} {} {}", i, axis[i], j, axis[j]));
+      }
+    }
+    return out;
+  };
+  EXPECT_EQ(pairs(sample), pairs(all));
+  const std::vector<Cell> again = pairwise_sample(all, 0);
+  ASSERT_EQ(again.size(), sample.size());
+  for (size_t i = 0; i < again.size(); ++i) EXPECT_EQ(again[i].name(), sample[i].name());
+}
+
+// Protects: the product itself: worlds beyond the widest are left out, MTP drafts where there is no MTP layer, and a
+// world of one has no transport.
+TEST(DifferentialCells, ProductHasWhatTheModelAllows) {
+  Axes axes;
+  axes.isas = {"x"};
+  EXPECT_EQ(product(axes, true, 8).size(), (1 + 4 * 2) * 2 * (1 + 3 * 7) * 4 * 2 * 2u);
+  for (const Cell& cell : product(axes, false, 4)) {
+    EXPECT_LE(cell.world, 4);
+    EXPECT_NE(cell.draft, CellDraft::kMtp);
+    EXPECT_TRUE(cell.world > 1 || cell.transport == "local");
+  }
+}
+
+}  // namespace
+}  // namespace tensorfold
