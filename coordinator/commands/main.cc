@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "coordinator/commands/commands.h"
+#include "coordinator/commands/log_format.h"
 #include "coordinator/profile/command.h"
 
 namespace tensorfold {
@@ -19,7 +20,7 @@ int report_error(const absl::Status& status) {
 int main(int argc, char** argv) {
   // Results go to stdout, everything else to stderr.
   spdlog::set_default_logger(spdlog::stderr_color_mt("tensorfold"));
-  spdlog::set_pattern("%Y-%m-%d %H:%M:%S.%e %^%l%$ %v");
+  tensorfold::set_log("text", "info");
   CLI::App app{"TensorFold Cluster: exact tensor-parallel serving of language models"};
   app.require_subcommand(1);
   int exit_code = 0;

@@ -120,7 +120,8 @@ void Connection::read_next() {
   if (buffer_.size() > 0) {
     // The next request came early. A read that watches still owns the buffer: end it first.
     if (watching_) {
-      socket_.cancel();
+      boost::system::error_code ignored;
+      socket_.cancel(ignored);
       return;
     }
     return read_head();

@@ -312,7 +312,7 @@ Options memory_options() {
        .field = at<&Profile::memory, &M::kv_pages>,
        .fallback = "0",
        .min = 0,
-       .max = 1 << 24,
+       .max = 1 << 20,
        .unit = "pages",
        .help = "Size of the KV cache in pages. Give this or memory.kv_bytes.",
        .example = "4096",

@@ -19,7 +19,7 @@ Options schedule_options() {
        .field = at<&Profile::schedule, &S::max_sequences>,
        .fallback = "8",
        .min = 1,
-       .max = 1024,
+       .max = 512,
        .unit = "sequences",
        .help = "Sequences that run at the same time (lanes). More requests wait in the queue.",
        .example = "16",
@@ -29,7 +29,7 @@ Options schedule_options() {
        .field = at<&Profile::schedule, &S::max_batch_rows>,
        .fallback = "256",
        .min = 1,
-       .max = 65536,
+       .max = 8192,
        .unit = "rows",
        .help = "The most rows of one pass: verify windows and prompt rows together.",
        .example = "512",
@@ -39,7 +39,7 @@ Options schedule_options() {
        .field = at<&Profile::schedule, &S::prompt_chunk>,
        .fallback = "64",
        .min = 1,
-       .max = 65536,
+       .max = 8192,
        .unit = "rows",
        .help = "The most prompt rows of one sequence in one pass. Larger reads prompts faster, smaller lets others go "
                "on sooner. "

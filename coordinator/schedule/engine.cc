@@ -132,6 +132,9 @@ ApiOr<uint64_t> Engine::submit(GenerationRequest request, GenerationSink sink) {
   };
   if (status_.draining || stopping_) return rejected(draining_error(kRetryAfterSeconds));
   if (!status_.up) return rejected(error_from_status(absl::UnavailableError(status_.down_reason)));
+  // The scheduler learns of a loss in its next round; a request must not be parked for a cluster that is known to be
+  // down.
+  if (const absl::Status health = link_.health(); !health.ok()) return rejected(error_from_status(health));
   const int free_lanes = std::max(0, options_.max_sequences - status_.active);
   const bool too_many = waiting_ + count > options_.queue_limit + free_lanes;
   const bool too_long = options_.queue_tokens > 0 && waiting_ > 0 && waiting_tokens_ + tokens > options_.queue_tokens;

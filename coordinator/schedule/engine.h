@@ -33,7 +33,8 @@ class ClusterLink {
  public:
   virtual ~ClusterLink() = default;
   virtual PassExecutor& executor() = 0;
-  /// Not OK once the world is known to be broken, naming the rank, before a pass has failed on it. Never waits.
+  /// Not OK once the world is known to be broken, naming the rank, before a pass has failed on it. Never waits;
+  /// thread-safe.
   virtual absl::Status health() { return absl::OkStatus(); }
   /// After a failed pass: OK once all ranks are back with empty state, else Unavailable naming who is missing. Returns
   /// within about a tenth of a second.

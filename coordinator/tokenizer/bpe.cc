@@ -61,12 +61,14 @@ absl::StatusOr<BytePairEncoder> BytePairEncoder::create(const std::vector<Vocabu
     if (whole_words && !bytes.empty()) bpe.whole_words_[bytes] = entry.id;
   }
   for (int b = 0; b < 256; ++b) {
-    if (bpe.byte_ids_[b] < 0 && occurs_in_utf8(b)) {
+    if (bpe.byte_ids_[b] >= 0 || !occurs_in_utf8(b)) continue;
+    if ((b >= 0x20 && b < 0x7F) || b == '\n') {
       return absl::InvalidArgumentError(
-          fmt::format("model.vocab: no token for byte 0x{:02x}; a byte-level vocabulary has one for each byte, or text "
-                      "would be lost",
+          fmt::format("model.vocab: no token for byte 0x{:02x}; a byte-level vocabulary without ordinary characters "
+                      "would lose text",
                       b));
     }
+    ++bpe.missing_bytes_;
   }
   bpe.merges_.reserve(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
@@ -130,6 +132,7 @@ void BytePairEncoder::encode(std::string_view bytes, AddedTokens reachable, std:
   for (const char c : bytes) {
     const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
     const auto at = static_cast<int32_t>(symbols.size());
+    // A byte without a token is left out and its neighbours meet, as in the library.
     if (id >= 0) symbols.push_back({id, at - 1, at + 1});
   }
   if (symbols.empty()) return;

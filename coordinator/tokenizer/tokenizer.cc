@@ -232,6 +232,8 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
   return sanitize_utf8(bytes);
 }
 
+int Tokenizer::missing_bytes() const { return impl_->bpe.missing_bytes(); }
+
 int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(impl_->entries.size()); }
 
 std::optional<std::string> Tokenizer::id_to_token(int32_t id) const {

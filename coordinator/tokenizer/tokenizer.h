@@ -78,6 +78,9 @@ class Tokenizer {
   // In the order of the file.
   const std::vector<AddedToken>& added_tokens() const;
 
+  // How many byte values have no token, so that text loses them (rare control bytes in some vocabularies); 0 normally.
+  int missing_bytes() const;
+
   // What add_special_tokens puts before and after a text.
   std::span<const int32_t> prefix_ids() const;
   std::span<const int32_t> suffix_ids() const;

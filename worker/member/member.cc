@@ -282,8 +282,12 @@ absl::StatusOr<Roster> Member::Impl::wait_regroup(uint32_t after, Deadline deadl
   std::unique_lock lock(mutex_);
   return wait(lock, deadline, notices, [this, after]() -> std::optional<absl::StatusOr<Roster>> {
     if (const std::optional<absl::Status> status = over()) return *status;
-    if (session_.roster && session_.roster->epoch > after && !session_.epoch_over) return *session_.roster;
-    return std::nullopt;
+    if (!session_.roster || session_.roster->epoch <= after) return std::nullopt;
+    if (session_.epoch_over) {
+      return absl::AbortedError(
+          fmt::format("epoch {} began and is over already: {}", session_.roster->epoch, session_.epoch_cause));
+    }
+    return *session_.roster;
   });
 }
 

@@ -4,7 +4,9 @@
 //   DeadlineExceeded    the coordinator did not come, or other ranks are missing
 //   FailedPrecondition  (join) refused; the message names every mismatch with both values. Trying again will not help
 //   Unavailable         the coordinator is lost (join again), or the epoch is over (wait_regroup)
-//   Aborted             (wait_go) a newer epoch has begun already (wait_regroup returns it)
+//   Aborted             (wait_go) a newer epoch has begun already (wait_regroup returns it); (wait_regroup) a newer
+//   epoch
+//                       began and is over already: its address is spent, so renew_address() and wait again
 //   Cancelled           leave() was called, or the coordinator is shutting down
 //
 // Thread-safety: everything may be called from any thread, but one thread at a time is in join(), wait_go() or

@@ -42,45 +42,54 @@ absl::Status check_report(const PassReport& report, const PassPlan& plan, int ra
 }  // namespace
 
 absl::StatusOr<PassResult> WorldExecutor::execute(PassPlan plan) {
+  if (!failure_.ok()) return failure_;
   plan.epoch = communicator_ != nullptr ? communicator_->epoch() : 0;
   plan.sequence = sequence_ + 1;
   // A plan that is refused here was never sent: its number stays free, and the world stays in step.
   if (absl::Status status = validate_plan(plan); !status.ok()) return status;
   PassResult result;
-  const bool alone = communicator_ == nullptr || communicator_->world() == 1;
-  const Deadline deadline = runner_.deadline_for(plan.rows());
-  if (!alone) {
-    std::vector<std::byte> message = encode_plan(plan);
-    if (message.size() > kMaxPlanBytes) {
-      return absl::InvalidArgumentError(fmt::format("plan: {} bytes, at most {}", message.size(), kMaxPlanBytes));
-    }
+  if (communicator_ == nullptr || communicator_->world() == 1) {
     ++sequence_;
-    const absl::Status sent = communicator_->broadcast(0, message, kMaxPlanBytes, deadline);
-    if (!sent.ok()) return sent;
-  }
-  result.reports.push_back(run_share(runner_, plan, 0, &result.drafts));
-  if (alone) {
-    ++sequence_;
+    result.reports.push_back(run_share(runner_, plan, 0, &result.drafts));
     if (absl::Status status = check_report(result.reports[0], plan, 0, "here"); !status.ok()) return status;
     return result;
   }
+  std::vector<std::byte> message = encode_plan(plan);
+  if (message.size() > kMaxPlanBytes) {
+    return absl::InvalidArgumentError(fmt::format("plan: {} bytes, at most {}", message.size(), kMaxPlanBytes));
+  }
+  ++sequence_;
+  const Deadline deadline = runner_.deadline_for(plan.rows());
+  failure_ = communicator_->broadcast(0, message, kMaxPlanBytes, deadline);
+  if (failure_.ok()) failure_ = run_pass(plan, deadline, &result);
+  if (!failure_.ok()) return failure_;
+  return result;
+}
+
+absl::Status WorldExecutor::run_pass(const PassPlan& plan, Deadline deadline, PassResult* result) {
+  result->reports.push_back(run_share(runner_, plan, 0, &result->drafts));
   std::vector<std::vector<std::byte>> all;
   const absl::Status gathered = communicator_->gather(0, {}, &all, kMaxReportBytes, deadline);
-  if (!gathered.ok()) return gathered;
+  if (!gathered.ok()) {
+    // When rank 0's own share found the world broken, it knows more than the gather that cannot begin after it.
+    const std::string& mine = result->reports[0].error;
+    return absl::Status(gathered.code(), fmt::format("pass {}: {}", plan.sequence,
+                                                     mine.empty() ? std::string(gathered.message()) : mine));
+  }
   for (int rank = 1; rank < communicator_->world(); ++rank) {
     absl::StatusOr<PassReport> report = decode_report(all[static_cast<size_t>(rank)]);
     if (!report.ok()) {
       return absl::DataLossError(
           fmt::format("rank {} ({}): {}", rank, communicator_->label(rank), std::string(report.status().message())));
     }
-    result.reports.push_back(*std::move(report));
+    result->reports.push_back(*std::move(report));
   }
   for (int rank = 0; rank < communicator_->world(); ++rank) {
     const absl::Status status =
-        check_report(result.reports[static_cast<size_t>(rank)], plan, rank, communicator_->label(rank));
+        check_report(result->reports[static_cast<size_t>(rank)], plan, rank, communicator_->label(rank));
     if (!status.ok()) return status;
   }
-  return result;
+  return absl::OkStatus();
 }
 
 absl::Status WorldExecutor::stop() {

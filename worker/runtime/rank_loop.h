@@ -16,14 +16,19 @@ class WorldExecutor : public PassExecutor {
   /// `communicator` is null for a world of one; all outlive the executor. `long_rows_timeout` as in RunnerOptions.
   WorldExecutor(PassRunner& runner, Communicator* communicator) : runner_(runner), communicator_(communicator) {}
 
+  /// After an error of a plan that was sent, every further call repeats it at once.
   absl::StatusOr<PassResult> execute(PassPlan plan) override;
   /// Tells the other ranks' loops to end. Errors as execute().
   absl::Status stop();
 
  private:
+  // Rank 0's share of a plan that was sent, and everybody's reports.
+  absl::Status run_pass(const PassPlan& plan, Deadline deadline, PassResult* result);
+
   PassRunner& runner_;
   Communicator* const communicator_;
   uint64_t sequence_ = 0;
+  absl::Status failure_;  // of the plan that left the world out of step
 };
 
 struct RankLoopHooks {

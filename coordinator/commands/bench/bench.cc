@@ -68,6 +68,10 @@ absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
   report.weights = (*world)->weights();
   report.links = (*world)->links();
 
+  EngineBenchOptions replies;
+  auto prompt = bench_prompt(options.model, options.prompt, shape.vocab);
+  if (!prompt.ok()) return prompt.status();
+  replies.prompt = *std::move(prompt);
   CpuOptions all_threads;
   all_threads.isa = options.isa;
   all_threads.threads = report.threads * options.world;
@@ -91,10 +95,6 @@ absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
   }
   if (absl::Status status = passes.release(); !status.ok()) return status;
 
-  EngineBenchOptions replies;
-  auto prompt = bench_prompt(options.model, options.prompt, shape.vocab);
-  if (!prompt.ok()) return prompt.status();
-  replies.prompt = *std::move(prompt);
   replies.tokens = static_cast<uint32_t>(options.reply_tokens);
   replies.pages = world_options.runner.pages;
   const std::vector<DraftKind> kinds = drafters(shape.has_mtp);

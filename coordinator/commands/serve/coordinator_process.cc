@@ -43,6 +43,10 @@ absl::Status load_text(RankSetup& setup, FrontEnd& front) {
         fmt::format("{}: the tokenizer has ids up to {}, the model's vocabulary ends at {}", dir,
                     front.tokenizer->vocab_size() - 1, setup.shape.vocab - 1));
   }
+  if (front.tokenizer->missing_bytes() > 0) {
+    spdlog::warn("tokenizer.json has no token for {} byte values: text that holds one loses it, as it does elsewhere",
+                 front.tokenizer->missing_bytes());
+  }
   absl::StatusOr<ChatTemplate> chat = ChatTemplate::load(dir);
   if (chat.ok()) {
     front.chat = std::make_unique<ChatTemplate>(*std::move(chat));

@@ -94,24 +94,33 @@ class MemberProcess {
     return in_slices([this](Deadline slice) { return member_->join(slice); });
   }
 
-  absl::StatusOr<Roster> next_roster(uint32_t epoch, const absl::Status& cause) {
-    member_->fail_epoch(epoch, std::string(cause.message()));
+  absl::Status renew_endpoint() {
     absl::StatusOr<std::unique_ptr<UcxEndpoint>> endpoint = UcxEndpoint::create(setup_.ucx_options());
     if (!endpoint.ok()) return endpoint.status();
     endpoint_ = *std::move(endpoint);
     member_->renew_address(endpoint_->address());
-    absl::StatusOr<Roster> roster = in_slices([&](Deadline slice) { return member_->wait_regroup(epoch, slice); });
-    if (absl::IsUnavailable(roster.status()) && !ended()) {
-      spdlog::warn("{}; joining again", std::string(roster.status().message()));
-      return join();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Roster> next_roster(uint32_t epoch, const absl::Status& cause) {
+    member_->fail_epoch(epoch, std::string(cause.message()));
+    while (true) {
+      if (absl::Status status = renew_endpoint(); !status.ok()) return status;
+      absl::StatusOr<Roster> roster = in_slices([&](Deadline slice) { return member_->wait_regroup(epoch, slice); });
+      if (roster.ok() || ended()) return roster;
+      if (absl::IsUnavailable(roster.status())) {
+        spdlog::warn("{}; joining again", std::string(roster.status().message()));
+        return join();
+      }
+      // The next epoch came and went while this rank prepared for it.
+      if (!absl::IsAborted(roster.status())) return roster;
     }
-    return roster;
   }
 
   absl::Status serve_epoch(const Roster& roster) {
     member_->report_progress({.phase = "connecting", .done = 0, .total = 0});
     absl::StatusOr<std::unique_ptr<Communicator>> communicator =
-        connect_rank(setup_, std::move(endpoint_), roster, join_deadline());
+        connect_rank(setup_, std::move(endpoint_), roster, connect_deadline(setup_));
     if (!communicator.ok()) return communicator.status();
     struct Unset {
       CurrentTransport& transport;

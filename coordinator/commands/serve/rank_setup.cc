@@ -4,15 +4,20 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <filesystem>
 #include <fstream>
+#include <sstream>
 
+#include "coordinator/commands/log_format.h"
 #include "transport/base/link_measure.h"
 
 namespace tensorfold {
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
+constexpr std::chrono::seconds kConnectTimeout{15};
 
 // Bytes of keys and values of one page on a rank.
 int64_t page_bytes(const ModelShape& shape) {
@@ -72,23 +77,72 @@ absl::Status plan_memory(const RankSetup& setup, int64_t weight_bytes) {
   return absl::OkStatus();
 }
 
+// UCX only warns of a device that is not there; then a rank has no path and nobody knows why.
+absl::Status check_devices(const RankSetup& setup) {
+  std::istringstream devices(setup.ucx_options().net_devices);
+  std::string device;
+  while (std::getline(devices, device, ',')) {
+    const std::string name = device.substr(0, device.find(':'));
+    const bool there = name == "all" || std::filesystem::exists("/sys/class/net/" + name) ||
+                       std::filesystem::exists("/sys/class/infiniband/" + name);
+    if (there) continue;
+    std::string found;
+    for (const char* folder : {"/sys/class/net", "/sys/class/infiniband"}) {
+      std::error_code none;
+      for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+        found += (found.empty() ? "" : ", ") + entry.path().filename().string();
+      }
+    }
+    return absl::InvalidArgumentError(
+        fmt::format("cluster.ucx.net_devices: rank {} has no device {}; it has {}", setup.rank, device, found));
+  }
+  return absl::OkStatus();
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "unknown host";
 }
 
+// "shm", "tcp" or "rdma": what UCX chose for a peer, from its line of Communicator::describe().
+std::string link_kind(const std::string& description) {
+  const auto any_of = [&](std::initializer_list<const char*> names) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const char* name) { return description.find(name) != std::string::npos; });
+  };
+  if (any_of({"rc_", "dc_", "ud_", "rdmacm"})) return "rdma";
+  if (any_of({"sysv/", "posix/", "cma/", "knem/", "xpmem/", "self/"})) return "shm";
+  return any_of({"tcp/"}) ? "tcp" : "unknown";
+}
+
+// A link that is not what the profile expects is half the speed and nobody knows why: say so, or refuse.
 absl::Status check_links(const RankSetup& setup, Communicator& communicator, Deadline deadline) {
   const absl::StatusOr<std::vector<PeerLink>> links = measure_links(communicator, deadline);
   if (!links.ok()) return links.status();
+  const Profile::Cluster::Ucx& ucx = setup.profile.cluster.ucx;
+  std::istringstream lines(communicator.describe());
   for (const PeerLink& link : *links) {
-    spdlog::info("link to {}", format_link(communicator, link));
-    const double wanted = static_cast<double>(setup.profile.cluster.ucx.min_bandwidth) / 1e9;
-    if (wanted <= 0 || link.measure.bandwidth_gb_s >= wanted) continue;
-    const std::string problem =
-        fmt::format("the link to {} carries {:.2f} GB/s; cluster.ucx.min_bandwidth expects {:.2f} GB/s",
-                    setup.profile.cluster.rank_name(link.peer), link.measure.bandwidth_gb_s, wanted);
-    if (setup.profile.cluster.ucx.on_slow == "refuse") return absl::FailedPreconditionError(problem);
-    spdlog::warn("{}", problem);
+    std::string description;
+    while (std::getline(lines, description) && description.empty()) {
+    }
+    const std::string kind = link_kind(description);
+    spdlog::info("link to {}, {}", format_link(communicator, link), kind);
+    const std::string name = setup.profile.cluster.rank_name(link.peer);
+    std::vector<std::string> problems;
+    if (ucx.expect_transport != "any" && kind != ucx.expect_transport) {
+      problems.push_back(fmt::format("the link to {} goes over {}; cluster.ucx.expect_transport expects {}", name, kind,
+                                     ucx.expect_transport));
+    }
+    const double wanted = static_cast<double>(ucx.min_bandwidth) / 1e9;
+    if (link.measure.bandwidth_gb_s < wanted) {
+      problems.push_back(
+          fmt::format("the link to {} carries {:.2f} GB/s; cluster.ucx.min_bandwidth expects {:.2f} GB/s", name,
+                      link.measure.bandwidth_gb_s, wanted));
+    }
+    for (const std::string& problem : problems) {
+      if (ucx.on_slow == "refuse") return absl::FailedPreconditionError(problem);
+      spdlog::warn("{}", problem);
+    }
   }
   return absl::OkStatus();
 }
@@ -120,14 +174,15 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   absl::StatusOr<Profile> profile = load_profile(profile_path);
   if (!profile.ok()) return profile.status();
   setup->profile = *std::move(profile);
+  set_log(setup->profile.log.format, setup->profile.log.level);
   for (const std::string& warning : setup->profile.warnings) spdlog::warn("{}", warning);
-  spdlog::set_level(spdlog::level::from_str(setup->profile.log.level));
   const int world = setup->profile.cluster.world;
   if (rank < 0 || rank >= world) {
     return absl::InvalidArgumentError(
         fmt::format("--rank {}: {} has cluster.world {}, so ranks are 0 to {}", rank, profile_path, world, world - 1));
   }
   setup->rank = rank;
+  if (absl::Status status = check_devices(*setup); !status.ok()) return status;
   const absl::StatusOr<std::string> token = cluster_token(setup->profile);
   if (!token.ok()) return token.status();
   setup->token = *token;
@@ -184,6 +239,10 @@ absl::Status load_rank(RankSetup& setup) {
   spdlog::info("loaded {:.1f} MiB of weights in {:.2f} s",
                static_cast<double>(setup.shards->model(setup.rank).weight_bytes()) / kMiB, seconds);
   return absl::OkStatus();
+}
+
+Deadline connect_deadline(const RankSetup& setup) {
+  return Deadline::after(std::min<Profile::Duration>(setup.profile.cluster.join_timeout, kConnectTimeout));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> connect_rank(RankSetup& setup, std::unique_ptr<UcxEndpoint> endpoint,

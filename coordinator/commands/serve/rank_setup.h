@@ -40,6 +40,9 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
 /// Loads this rank's weights and makes its runner (keys, values, states). Takes as long as the disk does.
 absl::Status load_rank(RankSetup& setup);
 
+/// Ranks connect at the same time, right after they got the roster, so this is shorter than a join.
+Deadline connect_deadline(const RankSetup& setup);
+
 /// A connected transport for an epoch, each link measured, logged and compared with what the profile expects.
 absl::StatusOr<std::unique_ptr<Communicator>> connect_rank(RankSetup& setup, std::unique_ptr<UcxEndpoint> endpoint,
                                                            const Roster& roster, Deadline deadline);

@@ -4,12 +4,13 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <thread>
 
 namespace tensorfold {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{100};
-constexpr std::chrono::seconds kConnect{15};
+constexpr std::chrono::milliseconds kBackOff{500};
 
 struct LastNotice {
   std::mutex mutex;
@@ -80,12 +81,11 @@ absl::Status WorldLink::gather_ranks(Deadline deadline) {
   membership_->set_progress({.phase = "connecting", .done = 0, .total = 0});
   std::unique_ptr<Communicator> connected;
   if (roster->world > 1) {
-    // All ranks connect at the same time, right after they got the roster.
-    const Deadline connect =
-        Deadline::after(std::min<Profile::Duration>(setup_.profile.cluster.join_timeout, kConnect));
     absl::StatusOr<std::unique_ptr<Communicator>> communicator =
-        connect_rank(setup_, std::move(endpoint_), *roster, connect);
+        connect_rank(setup_, std::move(endpoint_), *roster, connect_deadline(setup_));
     if (!communicator.ok()) {
+      spdlog::error("epoch {}: {}", roster->epoch, std::string(communicator.status().message()));
+      not_before_ = Deadline::Clock::now() + kBackOff;
       membership_->end_epoch(std::string(communicator.status().message()));
       stage_ = Stage::kRenew;
       return communicator.status();
@@ -106,6 +106,11 @@ absl::Status WorldLink::gather_ranks(Deadline deadline) {
 
 absl::Status WorldLink::advance(Deadline deadline) {
   if (stage_ == Stage::kRenew) {
+    // An epoch that failed at once would fail again at once.
+    if (const auto now = Deadline::Clock::now(); now < not_before_) {
+      std::this_thread::sleep_until(std::min(not_before_, deadline.time()));
+      if (Deadline::Clock::now() < not_before_) return absl::UnavailableError("waiting before the next epoch");
+    }
     if (absl::Status status = renew(); !status.ok()) return status;
     stage_ = Stage::kWaitAll;
   }
@@ -115,7 +120,10 @@ absl::Status WorldLink::advance(Deadline deadline) {
   }
   if (stage_ == Stage::kWaitReady) {
     const absl::Status status = membership_->wait_ready(deadline);
-    if (absl::IsUnavailable(status)) stage_ = Stage::kRenew;  // lost again meanwhile
+    if (absl::IsUnavailable(status)) {  // lost again meanwhile
+      stage_ = Stage::kRenew;
+      not_before_ = Deadline::Clock::now() + kBackOff;
+    }
     if (!status.ok()) return status;
     stage_ = Stage::kUp;
   }
@@ -129,7 +137,11 @@ absl::Status WorldLink::form(const std::atomic<bool>& stop) {
         advance(Deadline::at(std::min(deadline.time(), Deadline::Clock::now() + std::chrono::seconds(1))));
     if (status.ok() || stop) return status;
     if (!absl::IsDeadlineExceeded(status) && !absl::IsUnavailable(status)) return status;
-    if (deadline.passed()) return status;
+    if (deadline.passed()) {
+      const double seconds = std::chrono::duration<double>(setup_.profile.cluster.join_timeout).count();
+      return absl::DeadlineExceededError(fmt::format("no cluster within cluster.join_timeout of {:.0f} s: {}", seconds,
+                                                     std::string(status.message())));
+    }
   }
 }
 

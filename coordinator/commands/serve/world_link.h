@@ -58,7 +58,8 @@ class WorldLink : public ClusterLink {
   std::unique_ptr<UcxEndpoint> endpoint_;
   std::unique_ptr<WorldExecutor> executor_;
   std::atomic<Stage> stage_{Stage::kRenew};
-  mutable std::mutex mutex_;  // guards the two below against the control plane's callbacks
+  Deadline::Clock::time_point not_before_;  // of the next attempt at an epoch
+  mutable std::mutex mutex_;                // guards the two below against the control plane's callbacks
   std::unique_ptr<Communicator> communicator_;
   absl::Status broken_;  // why the current epoch is over
 };
