@@ -99,13 +99,14 @@ if [ "$full" -eq 1 ]; then
 fi
 
 echo "== sanitizers"
-tests/sanitizers.sh list | while read -r preset target; do echo "$preset $target"; done >"$log/sanitized"
+# UCX's hooks of memory calls crash a program built with the thread sanitizer.
+export UBSAN_OPTIONS=print_stacktrace=1
 for preset in asan tsan; do
   step "configure $preset" cmake --preset $preset || continue
-  mapfile -t targets < <(awk -v p=$preset '$1 == p {print $2}' "$log/sanitized")
+  mapfile -t targets < <(tests/sanitizers.sh $preset)
   step "build $preset" cmake --build --preset $preset --target "${targets[@]}" || continue
   for target in "${targets[@]}"; do
-    gtest_binary "$preset $target" "$(find build/$preset/tests -type f -name "$target" | head -n 1)"
+    gtest_binary "$preset $target" env UCX_MEM_MMAP_HOOK_MODE=none "$(find build/$preset/tests -type f -name "$target" | head -n 1)"
   done
 done
 

@@ -1,6 +1,20 @@
 #!/usr/bin/env bash
-# Which test binaries run under which sanitizer in tests/run.sh, one "PRESET TARGET" a line.
-cat <<'EOF'
-asan safetensors_test
-tsan local_test
-EOF
+# Which test binaries run under which sanitizer in tests/run.sh: `sanitizers.sh asan` or `sanitizers.sh tsan` lists them.
+# asan (with UBSan): whatever reads bytes from outside, and the engine from a prompt to its tokens. tsan: whatever has
+# threads of its own. Left out is what adds no such code, and what would take minutes: the kernels' accuracy, the
+# families' logits, the tokenizer's 10,000 lines and the tests that fork.
+set -euo pipefail
+case "${1:-}" in
+  asan)
+    echo safetensors_test model_config_test checkpoint_test weights_test            # files of a checkpoint
+    echo tokenizer_test chat_template_test chat_template_limits_test reply_parser_test profile_test
+    echo wire_plan_test wire_report_test join_test                                 # between ranks
+    echo api_test http_protocol_test http_replies_test                             # from clients
+    echo engine_test pass_runner_test exchange_sum_test rank_loop_test
+    ;;
+  tsan)
+    echo transport_local_test transport_ucx_threads_test exchange_sum_test rank_loop_test
+    echo cluster_join_test cluster_loss_test http_load_test
+    ;;
+  *) echo "usage: $0 asan|tsan" >&2; exit 2 ;;
+esac | tr ' ' '\n'

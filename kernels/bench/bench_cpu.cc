@@ -14,33 +14,14 @@
 namespace tensorfold {
 namespace {
 
+constexpr size_t kLine = 8;  // doubles a cache line
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Something to measure: one turn of it, and the shortest turn so far.
 struct Probe {
   std::function<void()> turn;
   double best = 1e30;
-};
-
-class Bandwidth {
- public:
-  explicit Bandwidth(ThreadPool* pool) : pool_(pool), memory_(kPiece * kPieces * 4) {
-    pool_->parallel_for(kPieces, 1, [&](int64_t begin, int64_t end, int) {
-      std::memset(memory_.floats() + begin * kPiece, 0, static_cast<size_t>((end - begin) * kPiece) * 4);
-    });
-  }
-  void run(const KernelTable& kernels) {
-    pool_->parallel_for(kPieces, 16, [&](int64_t begin, int64_t end, int) {
-      volatile float sum = kernels.read_all(memory_.floats() + begin * kPiece, (end - begin) * kPiece);
-      static_cast<void>(sum);
-    });
-  }
-  double bytes() const { return static_cast<double>(memory_.size()); }
-
- private:
-  static constexpr int64_t kPiece = 65536, kPieces = 1024;  // 256 MiB
-  ThreadPool* pool_;
-  MemoryBlock memory_;
 };
 
 // The products of a case, packed and ready.
@@ -82,13 +63,58 @@ class Products {
 
 }  // namespace
 
+class LimitProbe::Bandwidth {
+ public:
+  explicit Bandwidth(ThreadPool* pool) : pool_(pool), memory_(kPiece * kPieces * 4) {
+    pool_->parallel_for(kPieces, 1, [&](int64_t begin, int64_t end, int) {
+      std::memset(memory_.floats() + begin * kPiece, 0, static_cast<size_t>((end - begin) * kPiece) * 4);
+    });
+  }
+  void run(const KernelTable& kernels) {
+    pool_->parallel_for(kPieces, 16, [&](int64_t begin, int64_t end, int) {
+      volatile float sum = kernels.read_all(memory_.floats() + begin * kPiece, (end - begin) * kPiece);
+      static_cast<void>(sum);
+    });
+  }
+  double bytes() const { return static_cast<double>(memory_.size()); }
+
+ private:
+  static constexpr int64_t kPiece = 65536, kPieces = 1024;  // 256 MiB
+  ThreadPool* pool_;
+  MemoryBlock memory_;
+};
+
+LimitProbe::LimitProbe(const CpuOptions& options) : kernels_(kernels_for(options.isa)), pool_(options.pool) {
+  kernel_check(kernels_ != nullptr, "LimitProbe: no such instruction set");
+  if (pool_ == nullptr) {
+    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    pool_ = std::make_shared<ThreadPool>(options.threads > 0 ? options.threads : cores);
+  }
+  bandwidth_ = std::make_unique<Bandwidth>(pool_.get());
+  operations_.resize(static_cast<size_t>(pool_->threads()) * kLine);
+}
+
+LimitProbe::~LimitProbe() = default;
+
+void LimitProbe::turn() {
+  constexpr int64_t kRuns = 64, kSteps = 20000;
+  double start = now();
+  bandwidth_->run(*kernels_);
+  limits_.bandwidth = std::max(limits_.bandwidth, bandwidth_->bytes() / (now() - start));
+  start = now();
+  pool_->parallel_for(kRuns, 1, [&](int64_t, int64_t, int worker) {
+    float sink;
+    operations_[static_cast<size_t>(worker) * kLine] = kernels_->burn_fma(kSteps, &sink);
+  });
+  const double one = *std::max_element(operations_.begin(), operations_.end());
+  limits_.fma_rate = std::max(limits_.fma_rate, one * kRuns / (now() - start));
+}
+
 double MatmulTimes::of_roofline(const CpuLimits& limits) const {
   return std::max(bytes / limits.bandwidth, operations / limits.fma_rate) / seconds;
 }
 
 CpuReport measure_cpu(const CpuOptions& options, std::span<const MatmulCase> cases, double seconds) {
-  const KernelTable* kernels = kernels_for(options.isa);
-  kernel_check(kernels != nullptr, "measure_cpu: no such instruction set");
   CpuOptions own = options;
   if (own.pool == nullptr) {
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -98,17 +124,8 @@ CpuReport measure_cpu(const CpuOptions& options, std::span<const MatmulCase> cas
   const std::unique_ptr<Ops> ops = make_cpu_ops(own, &error);
   kernel_check(ops != nullptr, error.c_str());
 
+  LimitProbe limits(own);
   std::vector<Probe> probes;
-  Bandwidth bandwidth(own.pool.get());
-  probes.push_back({[&] { bandwidth.run(*kernels); }});
-  constexpr int64_t kRuns = 64, kSteps = 20000;
-  std::vector<double> operations(static_cast<size_t>(own.pool->threads()) * 8);
-  probes.push_back({[&] {
-    own.pool->parallel_for(kRuns, 1, [&](int64_t, int64_t, int worker) {
-      float sink;
-      operations[static_cast<size_t>(worker) * 8] = kernels->burn_fma(kSteps, &sink);
-    });
-  }});
   std::vector<std::unique_ptr<Products>> products;
   for (const MatmulCase& one : cases) {
     products.push_back(std::make_unique<Products>(ops.get(), one));
@@ -117,6 +134,7 @@ CpuReport measure_cpu(const CpuOptions& options, std::span<const MatmulCase> cas
 
   const double end = now() + seconds;
   for (int turn = 0; turn < 3 || now() < end; ++turn) {
+    limits.turn();
     for (Probe& probe : probes) {
       const double start = now();
       probe.turn();
@@ -125,11 +143,10 @@ CpuReport measure_cpu(const CpuOptions& options, std::span<const MatmulCase> cas
   }
 
   CpuReport report;
-  report.limits.bandwidth = bandwidth.bytes() / probes[0].best;
-  report.limits.fma_rate = *std::max_element(operations.begin(), operations.end()) * kRuns / probes[1].best;
+  report.limits = limits.limits();
   for (size_t i = 0; i < products.size(); ++i) {
     report.times.push_back(products[i]->times());
-    report.times.back().seconds = probes[i + 2].best;
+    report.times.back().seconds = probes[i].best;
   }
   return report;
 }

@@ -15,6 +15,8 @@
 
 namespace tensorfold {
 
+struct KernelTable;
+
 struct CpuLimits {
   double bandwidth = 0;  // bytes a second
   double fma_rate = 0;   // floating-point operations a second; an fma is two
@@ -44,6 +46,27 @@ struct MatmulTimes {
   double of_fma_rate(const CpuLimits& limits) const { return operations / seconds / limits.fma_rate; }
   /// The roofline's time over the measured time.
   double of_roofline(const CpuLimits& limits) const;
+};
+
+/// Measures the limits in turns between other work. Holds 256 MiB of memory.
+class LimitProbe {
+ public:
+  /// The options must be ones that make_cpu_ops accepts; their pool is used if set.
+  explicit LimitProbe(const CpuOptions& options);
+  ~LimitProbe();
+  /// One turn of each limit, a few tens of milliseconds.
+  void turn();
+  /// The best turns so far; at least one turn must have been.
+  CpuLimits limits() const { return limits_; }
+
+ private:
+  class Bandwidth;
+
+  const KernelTable* kernels_;
+  std::shared_ptr<ThreadPool> pool_;
+  std::unique_ptr<Bandwidth> bandwidth_;
+  std::vector<double> operations_;  // of one call, written by the worker that made it
+  CpuLimits limits_;
 };
 
 struct CpuReport {

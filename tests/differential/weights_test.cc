@@ -1,0 +1,226 @@
+// Weights that find what random ones do not: quantised against dequantised, wide exponents, near ties.
+#include <fmt/format.h>
+
+#include <boost/json.hpp>
+#include <cmath>
+#include <iostream>
+#include <set>
+#include <sstream>
+
+#include "coordinator/commands/verify/tester.h"
+#include "tests/worker/checkpoint/model_copy.h"
+#include "worker/runtime/local_cluster.h"
+
+namespace tensorfold {
+namespace {
+
+// All positions' logits of a prompt, and then of a window of eight rows.
+std::vector<std::vector<float>> logits_of(const std::string& dir, int world) {
+  std::vector<std::vector<float>> rows;
+  auto packer = make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+  EXPECT_TRUE(packer.ok()) << packer.status();
+  auto shards = ModelShards::load_all(dir, world, **packer);
+  EXPECT_TRUE(shards.ok()) << shards.status();
+  if (!shards.ok()) return rows;
+  LocalClusterOptions options;
+  options.backend.threads = 1;
+  options.runner = {.slots = 1, .pages = 2};
+  auto cluster = LocalCluster::start(**shards, options);
+  EXPECT_TRUE(cluster.ok()) << cluster.status();
+  if (!cluster.ok()) return rows;
+  const int32_t vocab = static_cast<int32_t>((*shards)->shape(0).vocab);
+  const auto run = [&](uint64_t first, int32_t count, uint32_t certain) {
+    PassPlan plan;
+    SequencePlan& sequence = plan.sequences.emplace_back();
+    sequence.fresh = first == 0;
+    sequence.first_position = first;
+    sequence.certain = certain;
+    if (first == 0) sequence.new_pages = {0, 1};
+    for (int32_t i = 0; i < count; ++i) {
+      sequence.tokens.push_back((static_cast<int32_t>(first) + i) * 37 % vocab);
+      sequence.wants.push_back({static_cast<uint32_t>(i), kFullRow});
+    }
+    const auto pass = (*cluster)->executor().execute(plan);
+    EXPECT_TRUE(pass.ok()) << pass.status();
+    if (!pass.ok()) return;
+    for (int32_t i = 0; i < count; ++i) {
+      std::vector<float>& row = rows.emplace_back();
+      for (const PassReport& report : pass->reports) {
+        const RowReport& part = report.rows[static_cast<size_t>(i)];
+        row.insert(row.end(), part.logits.begin(), part.logits.end());
+      }
+    }
+  };
+  run(0, 60, 60);
+  run(60, 8, 1);
+  return rows;
+}
+
+void expect_same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  ASSERT_EQ(a.size(), 68u);
+  ASSERT_EQ(b.size(), a.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(a[i].size(), b[i].size());
+    EXPECT_EQ(std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)), 0) << "row " << i;
+  }
+}
+
+std::vector<float> floats_of(const OwnedTensor& tensor) {
+  const auto values = read_floats(tensor.view());
+  EXPECT_TRUE(values.ok()) << values.status();
+  return *values;
+}
+
+// MLX affine, by its definition: value i of a row is scale * q + bias of its group, one rounding; q are `bits` wide,
+// packed from the low bits of consecutive words.
+std::vector<float> dequantised(const OwnedTensor& weight, const std::vector<float>& scales,
+                               const std::vector<float>& biases, int bits, int64_t columns) {
+  const int64_t rows = weight.shape[0];
+  const int64_t words = weight.shape[1];
+  const int64_t group = columns / (static_cast<int64_t>(scales.size()) / rows);
+  std::vector<float> values;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < columns; ++i) {
+      uint32_t q = 0;
+      for (int bit = 0; bit < bits; ++bit) {
+        const int64_t at = i * bits + bit;
+        uint32_t word = 0;
+        std::memcpy(&word, weight.bytes.data() + (row * words + at / 32) * 4, 4);
+        q |= (word >> (at % 32) & 1u) << bit;
+      }
+      const size_t g = static_cast<size_t>((row * columns + i) / group);
+      values.push_back(std::fma(scales[g], static_cast<float>(q), biases[g]));
+    }
+  }
+  return values;
+}
+
+// The same model without quantisation, in fp32.
+std::string dequantised_copy(const std::string& dir) {
+  ModelCopy copy = ModelCopy::of(dir);
+  const auto config = read_config(dir);
+  EXPECT_TRUE(config.ok()) << config.status();
+  std::vector<OwnedTensor> tensors;
+  for (const OwnedTensor& tensor : copy.tensors) {
+    if (tensor.name.ends_with(".scales") || tensor.name.ends_with(".biases")) continue;
+    OwnedTensor& out = tensors.emplace_back(tensor);
+    if (tensor.dtype != Dtype::kU32) continue;
+    const std::string module = tensor.name.substr(0, tensor.name.size() - std::string(".weight").size());
+    const auto format = config->quantization.of(module);
+    EXPECT_TRUE(format.has_value()) << module;
+    const int64_t columns = tensor.shape[1] * 32 / format->bits;
+    out.set_floats(dequantised(tensor, floats_of(copy.at(module + ".scales")), floats_of(copy.at(module + ".biases")),
+                               format->bits, columns));
+    out.shape[1] = columns;
+  }
+  copy.tensors = std::move(tensors);
+  boost::json::object json = boost::json::parse(copy.config).as_object();
+  EXPECT_EQ(json.erase("quantization") + json.erase("quantization_config"), 2u);
+  copy.config = boost::json::serialize(json);
+  return copy.write("dequantised");
+}
+
+// Protects: a quantised weight *is* its dequantised value: the copy in fp32 gives the same bits, alone and cut.
+TEST(Weights, QuantisedGivesTheBitsOfItsDequantisedCopy) {
+  const std::string quantised = kFixtures + "mlx_4bit";
+  const std::string plain = dequantised_copy(quantised);
+  const std::vector<std::vector<float>> expected = logits_of(quantised, 1);
+  for (const int world : {1, 2, 3, 8}) {
+    SCOPED_TRACE(world);
+    expect_same_bits(expected, logits_of(plain, world));
+    expect_same_bits(expected, logits_of(quantised, world));
+  }
+}
+
+// Protects: bf16 and f16 weights are their values widened to fp32: the widened copy gives the same bits.
+TEST(Weights, Bf16GivesTheBitsOfItsFp32Copy) {
+  for (const char* name : {"llama", "qwen3_5"}) {
+    SCOPED_TRACE(name);
+    ModelCopy copy = ModelCopy::of(kFixtures + name);
+    for (OwnedTensor& tensor : copy.tensors) tensor.set_floats(floats_of(tensor));
+    const std::string widened = copy.write("widened");
+    expect_same_bits(logits_of(kFixtures + name, 1), logits_of(widened, 1));
+    expect_same_bits(logits_of(kFixtures + name, 1), logits_of(widened, 3));
+  }
+}
+
+uint32_t scrambled(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  return x ^ (x >> 16);
+}
+
+// llama with each value scaled by its own power of two (2^-24 to 2^8, and whole rows more), so that sums mix large and
+// tiny terms, and an embedding (also the head) whose rows come in pairs that are equal or one bit apart.
+std::string adversarial_copy() {
+  ModelCopy copy = ModelCopy::of(kFixtures + "llama");
+  uint32_t seed = 1;
+  for (OwnedTensor& tensor : copy.tensors) {
+    std::vector<float> values = floats_of(tensor);
+    const size_t columns = static_cast<size_t>(tensor.shape.back());
+    const bool matrix = tensor.shape.size() == 2;
+    for (size_t i = 0; matrix && i < values.size(); ++i) {
+      const int own = static_cast<int>(scrambled(seed + static_cast<uint32_t>(i)) % 33) - 24;
+      const int row = static_cast<int>(scrambled(static_cast<uint32_t>(i / columns) * 7919u + seed) % 5) - 2;
+      values[i] = std::ldexp(values[i], own + row);
+      // Neighbouring columns that nearly cancel where activations are alike.
+      if (i % 4 == 3) values[i] = -values[i - 1] * (1.0f + 0x1p-20f);
+    }
+    if (tensor.name == "model.embed_tokens.weight") {
+      for (size_t row = 1; row < values.size() / columns; row += 2) {
+        for (size_t i = 0; i < columns; ++i) values[row * columns + i] = values[(row - 1) * columns + i];
+        if (row % 4 == 1) {
+          float& last = values[row * columns + columns - 1];
+          last = std::nextafter(last, 1e30f);
+        }
+      }
+    }
+    tensor.set_floats(values);
+    seed += 104729;
+  }
+  return copy.write("adversarial");
+}
+
+// Protects: weights of wide exponents and logits that tie, or differ in their last bit, show orders of addition that
+// ordinary weights hide: every cell must still agree.
+TEST(Weights, AdversarialOnesAgreeInEveryCell) {
+  TesterOptions options;
+  options.model_dir = adversarial_copy();
+  options.axes.threads = {1};
+  options.axes.transports = {"local"};
+  options.axes.widths = {2, 5, 8};
+  options.stop_after = 2;
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  if (report->different > 0) {
+    std::ostringstream table;
+    print_report(*report, true, table);
+    std::cout << table.str();
+  }
+  EXPECT_EQ(report->different, 0u);
+  std::cout << fmt::format("adversarial: {} cells in {:.1f} s\n", report->cells.size(), report->seconds);
+}
+
+// Protects: the adversarial weights are what they claim: finite logits, many exact ties and many near ones.
+TEST(Weights, AdversarialOnesTieAndStayFinite) {
+  size_t ties = 0;
+  size_t near_ties = 0;
+  const std::vector<std::vector<float>> rows = logits_of(adversarial_copy(), 1);
+  for (const std::vector<float>& row : rows) {
+    for (size_t id = 0; id + 1 < row.size(); id += 2) {
+      ASSERT_TRUE(std::isfinite(row[id]) && std::isfinite(row[id + 1]));
+      const float gap = std::abs(row[id] - row[id + 1]);
+      if (gap == 0) {
+        ++ties;
+      } else if (gap <= std::abs(row[id]) * 1e-5f) {
+        ++near_ties;
+      }
+    }
+  }
+  std::cout << fmt::format("adversarial: {} exact ties, {} near ones\n", ties, near_ties);
+  EXPECT_GT(ties, rows.size() * 128);
+  EXPECT_GT(near_ties, 0u);
+}
+
+}  // namespace
+}  // namespace tensorfold

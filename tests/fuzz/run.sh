@@ -38,8 +38,8 @@ fuzz() {  # fuzz TARGET: one line of what came out
     echo "ok       $target: $(grep -oP 'number_of_executed_units: \K\d+' "$work/$target.log") runs in $seconds s," \
       "$(ls "$work/seeds/$target" | wc -l) seeds, $(grep -oP 'cov: \K\d+' "$work/$target.log" | tail -n 1) edges, no finding"
   else
+    grep -E -A25 'ERROR|runtime error|violated|SUMMARY' "$work/$target.log" | head -n 40 | sed 's/^/  | /'
     echo "FAILED   $target: $(grep -oP 'Test unit written to \K.*' "$work/$target.log" || echo 'no input written')"
-    grep -E -A25 'ERROR|runtime error|violated|SUMMARY' "$work/$target.log" | head -n 60 | sed 's/^/  | /'
     return 1
   fi
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "coordinator/commands/bench/engine_bench.h"
 #include "coordinator/commands/bench/pass_bench.h"
@@ -15,9 +16,11 @@ namespace {
 // Everything is measured in so many turns, one after the other, so that a busy moment does not fall on one figure.
 constexpr int kTurns = 4;
 
-void take_better(const CpuLimits& turn, CpuLimits* best) {
-  best->bandwidth = std::max(best->bandwidth, turn.bandwidth);
-  best->fma_rate = std::max(best->fma_rate, turn.fma_rate);
+void measure_limits(double seconds, LimitProbe* probe) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  do {
+    probe->turn();
+  } while (std::chrono::steady_clock::now() < end);
 }
 
 std::vector<DraftKind> drafters(bool has_mtp) {
@@ -77,16 +80,17 @@ absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
   all_threads.threads = report.threads * options.world;
   const double figures = static_cast<double>(options.widths.size() + options.chunks.size() + 2);
   const double seconds = options.seconds * 0.7 / kTurns / figures;  // of one figure in one turn
+  LimitProbe limits(all_threads);
   PassBench passes((*world)->executor(), shape.vocab, options.context);
   report.widths.resize(options.widths.size());
   report.prompts.resize(options.chunks.size());
   for (int turn = 0; turn < kTurns; ++turn) {
-    take_better(measure_cpu(all_threads, {}, seconds).limits, &report.limits);
+    measure_limits(seconds, &limits);
     for (size_t i = 0; i < options.widths.size(); ++i) {
       absl::Status status = passes.measure_window(options.widths[i], seconds, &report.widths[i]);
       if (!status.ok()) return status;
     }
-    take_better(measure_cpu(all_threads, {}, seconds).limits, &report.limits);
+    measure_limits(seconds, &limits);
     for (size_t i = 0; i < options.chunks.size(); ++i) {
       absl::Status status =
           passes.measure_prompt(options.chunks[i], options.prompt_tokens, seconds, &report.prompts[i]);
@@ -94,7 +98,10 @@ absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
     }
   }
   if (absl::Status status = passes.release(); !status.ok()) return status;
+  report.limits = limits.limits();
 
+  const std::vector<int32_t>& ends = (*world)->config().eos_token_ids;
+  replies.end_ids.assign(ends.begin(), ends.end());
   replies.tokens = static_cast<uint32_t>(options.reply_tokens);
   replies.pages = world_options.runner.pages;
   const std::vector<DraftKind> kinds = drafters(shape.has_mtp);

@@ -21,7 +21,6 @@ absl::StatusOr<FinishEvent> one_reply(Engine& engine, const EngineBenchOptions& 
   request.id = "bench";
   request.prompt = options.prompt;
   request.max_tokens = options.tokens;
-  request.ignore_eos = true;
   request.draft = draft;
   request.sampling.temperature = 0;
   std::mutex mutex;
@@ -49,6 +48,7 @@ absl::StatusOr<DecodeFigure> bench_decode(PassExecutor& executor, const ModelSha
   model.context = static_cast<uint32_t>(shape.context_length);
   model.vocabulary = static_cast<uint32_t>(shape.vocab);
   model.has_mtp = shape.has_mtp;
+  model.end_ids = options.end_ids;
   EngineOptions engine_options;
   engine_options.max_sequences = 1;
   engine_options.pages = options.pages;

@@ -14,7 +14,8 @@ namespace tensorfold {
 
 struct EngineBenchOptions {
   std::vector<uint32_t> prompt;
-  uint32_t tokens = 128;  // of a reply; end tokens do not end it
+  std::vector<uint32_t> end_ids;
+  uint32_t tokens = 128;  // of a reply at most
   int64_t pages = 0;      // of every rank
   int width = 8;
   double seconds = 1;  // about, for all repeats of one drafter; at least two

@@ -17,7 +17,7 @@ double rows_a_pass(const DecodeFigure& figure) {
 }
 
 double tokens_a_second(const DecodeFigure& figure) {
-  return figure.seconds > 0 ? (figure.tokens - 1) / figure.seconds : 0;
+  return figure.seconds > 0 && figure.tokens > 1 ? (figure.tokens - 1) / figure.seconds : 0;
 }
 
 }  // namespace
