@@ -18,7 +18,7 @@ class ExpressionParser : public ParserBase {
   using ParserBase::ParserBase;
 
   // An expression, or several with commas between them: a tuple. `ends` are names that end it.
-  const Expr* parse_tuple(bool conditional, std::vector<std::string_view> ends, bool parentheses = false) {
+  const Expr* parse_tuple(bool conditional, const std::vector<std::string_view>& ends, bool parentheses = false) {
     const int line = current().line;
     std::vector<const Expr*> items;
     bool is_tuple = false;

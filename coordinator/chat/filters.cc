@@ -275,7 +275,7 @@ std::optional<double> parse_double(std::string_view s) {
 bool all_trusted(const Value& v) { return v.is_text() ? v.text().all_trusted() : v.trusted(); }
 
 Value filter_int(Runtime& rt, const Value& v, Arguments& args) {
-  const Value fallback = args.positional[0].is_absent() ? Value::integer(0) : args.positional[0];
+  Value fallback = args.positional[0].is_absent() ? Value::integer(0) : args.positional[0];
   if (v.is_integral()) return Value::integer(v.as_int(), v.trusted());
   if (v.is_undefined()) return rt.fail(v.undefined_message());
   std::optional<double> real;

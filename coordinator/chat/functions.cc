@@ -82,7 +82,7 @@ Value call_raise(Runtime& rt, Arguments* args) {
     while (end > 0 && (static_cast<unsigned char>(message[end]) & 0xC0) == 0x80) --end;
     message.resize(end);
   }
-  return rt.raise(std::move(message));
+  return rt.raise(message);
 }
 
 Value call_strftime(Runtime& rt, Arguments* args, const TemplateClock& clock) {

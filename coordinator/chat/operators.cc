@@ -514,7 +514,7 @@ std::shared_ptr<const SequenceObject> iterate(Runtime& rt, const Value& v) {
   std::vector<Value> items;
   if (rt.failed()) return nullptr;
   if (v.is(Kind::kSequence)) {
-    const auto sequence = v.shared_sequence();
+    auto sequence = v.shared_sequence();
     if (sequence->kind != SequenceKind::kGenerator) return sequence;
     if (!std::exchange(sequence->consumed, true)) return sequence;
   } else if (v.is_text()) {

@@ -115,7 +115,7 @@ Value Runtime::exhausted(std::string message) {
   return Value();
 }
 
-Value Runtime::raise(std::string message) {
+Value Runtime::raise(const std::string& message) {
   if (status_.ok()) status_ = absl::InvalidArgumentError(message);
   return Value();
 }

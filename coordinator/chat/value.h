@@ -175,7 +175,7 @@ class Runtime {
   // The same, as ResourceExhausted: a budget is spent.
   Value exhausted(std::string message);
   // The template's own refusal: InvalidArgument with just this message.
-  Value raise(std::string message);
+  Value raise(const std::string& message);
 
   // False when the steps are spent or an error was seen.
   bool step(int64_t n = 1);

@@ -60,7 +60,7 @@ absl::Status validate(const MembershipOptions& options) {
 
 class Membership::Impl {
  public:
-  explicit Impl(MembershipOptions options)
+  explicit Impl(const MembershipOptions& options)
       : roll(options.identity, options.timings, callbacks(options)),
         service(options.identity, options.token, options.timings, roll) {}
   ~Impl() { shutdown("the coordinator ended", false, std::chrono::seconds(1)); }
@@ -114,7 +114,7 @@ class Membership::Impl {
 Membership::Membership(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Membership::~Membership() = default;
 
-absl::StatusOr<std::unique_ptr<Membership>> Membership::start(MembershipOptions options) {
+absl::StatusOr<std::unique_ptr<Membership>> Membership::start(const MembershipOptions& options) {
   if (absl::Status status = validate(options); !status.ok()) return status;
   const std::string where = options.listen;
   const uint32_t world = options.identity.world;
@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<Membership>> Membership::start(MembershipOptions 
           where));
     }
   }
-  auto impl = std::make_unique<Impl>(std::move(options));
+  auto impl = std::make_unique<Impl>(options);
   if (world > 1) {
     if (absl::Status status = impl->listen(where, parts, world); !status.ok()) return status;
   }

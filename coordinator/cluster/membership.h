@@ -80,7 +80,7 @@ class Membership {
  public:
   /// Listens. InvalidArgument: options that contradict each other or an address that is none. Unavailable: the address
   /// is taken or not of this host.
-  static absl::StatusOr<std::unique_ptr<Membership>> start(MembershipOptions options);
+  static absl::StatusOr<std::unique_ptr<Membership>> start(const MembershipOptions& options);
 
   /// shutdown() with a second's grace, if it was not called.
   ~Membership();

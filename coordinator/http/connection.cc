@@ -184,7 +184,7 @@ void Connection::continue_then_read_body() {
     HttpReply unknown = error_reply(malformed_error("only 'Expect: 100-continue' is known"));
     unknown.status = 417;
     keep_alive_ = false;
-    return reply(std::move(unknown));
+    return reply(unknown);
   }
   if (parser_->is_done()) return read_body();
   state_ = State::kBody;
@@ -262,8 +262,8 @@ void Connection::run_plain() {
   host_.service.workers().post([self = shared_from_this(), encode, body = std::move(parser_->get().body())] {
     const ModelService& service = self->host_.service;
     HttpReply made = encode ? tokenize_reply(body, service) : detokenize_reply(body, service);
-    asio::post(self->socket_.get_executor(), [self, made = std::move(made)]() mutable {
-      if (self->state_ == State::kWorking) self->reply(std::move(made));
+    asio::post(self->socket_.get_executor(), [self, made = std::move(made)] {
+      if (self->state_ == State::kWorking) self->reply(made);
     });
   });
 }
@@ -325,7 +325,7 @@ void Connection::on_events() {
     if (job_->error()) return fail(*job_->error(), /*close_after=*/false);
     HttpReply whole;
     whole.body = job_->finish();
-    return reply(std::move(whole));
+    return reply(whole);
   }
   if (done && job_->error()) {
     text += error_event(*job_->error()) + sse_done();
@@ -340,10 +340,10 @@ void Connection::on_events() {
     if (done) text += last_chunk();
   }
   if (!text.empty()) ++events_sent_;
-  send(std::move(text));
+  send(text);
 }
 
-void Connection::reply(HttpReply made) {
+void Connection::reply(const HttpReply& made) {
   state_ = State::kReplying;
   status_ = made.status;
   reply_complete_ = true;
@@ -357,7 +357,7 @@ void Connection::fail(const ApiError& error, bool close_after) {
   if (error.code == ErrorCode::kMethodNotAllowed) {
     made.headers.emplace_back("Allow", std::string(allowed_methods(route_.endpoint)));
   }
-  reply(std::move(made));
+  reply(made);
 }
 
 // ---- A client that leaves is noticed by reading while it waits. -----------------------------------------------------
@@ -400,7 +400,7 @@ void Connection::on_client_left() {
 
 // ---- Writing. -------------------------------------------------------------------------------------------------------
 
-void Connection::send(std::string bytes) {
+void Connection::send(std::string_view bytes) {
   if (state_ == State::kClosed) return;
   pending_ += bytes;
   // A whole reply is made at once and may be longer than the buffer; a stream's pile up only when nobody reads.

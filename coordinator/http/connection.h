@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "coordinator/http/generation_job.h"
 #include "coordinator/http/http_reply.h"
@@ -65,14 +66,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void run_generation();
   void on_admitted(ApiOr<std::shared_ptr<GenerationJob>> admitted);
   void on_events();
-  void reply(HttpReply reply);
+  void reply(const HttpReply& made);
   void fail(const ApiError& error, bool close_after);
   void fail_timeout(std::chrono::milliseconds allowed);
   // A client that leaves is noticed by reading while it waits.
   void watch();
   void on_client_left();
   // Writing.
-  void send(std::string bytes);
+  void send(std::string_view bytes);
   void flush();
   void on_written(ErrorCodeOf ec);
   void comment_later();

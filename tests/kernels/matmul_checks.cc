@@ -226,6 +226,64 @@ void stacked_and_sliced_weights(Checker& c) {
   }
 }
 
+// Protects tied heads: a view of a matrix's rows gives the bits of those rows packed alone, may outlive the matrix, and
+// is refused where it would have to begin inside a panel.
+void views_equal_packed_rows(Checker& c) {
+  Random random(10);
+  for (const Format& f : kFormats) {
+    const auto a = make(&random, f, 22, 128), b = make(&random, f, 12, 128);
+    const MatrixSource blocks[] = {a->source, b->source};
+    const std::vector<float> x = random.vector(3 * 128);
+    for (Variant& v : all_variants({2})) {
+      const auto viewed = [&](const MatrixSource* first, size_t count, int64_t from, int64_t rows) {
+        std::unique_ptr<Weight> whole = v.ops->pack(std::span<const MatrixSource>(first, count));
+        const std::unique_ptr<Weight> view = v.ops->view_rows(*whole, from, rows);
+        whole.reset();
+        const Tensor in = upload(*v.ops, 3, 128, x), out = v.ops->scratch(3, rows);
+        v.ops->matmul(*view, in, out);
+        return download(*v.ops, out);
+      };
+      const std::string name = v.name + " " + f.name;
+      c.expect(same_bits(viewed(&a->source, 1, 8, 12), run(*v.ops, a->source.slice_rows(8, 12), 3, x)), name);
+      c.expect(same_bits(viewed(&a->source, 1, 8, 14), run(*v.ops, a->source.slice_rows(8, 14), 3, x)), name + ": end");
+      const MatrixSource tails[] = {a->source.slice_rows(12, 10), b->source.slice_rows(0, 4)};
+      c.expect(same_bits(viewed(blocks, 2, 12, 14), run(*v.ops, tails, 3, x)), name + ": over a seam");
+      const std::unique_ptr<Weight> whole = v.ops->pack(std::span<const MatrixSource>(&a->source, 1));
+      c.expect(v.ops->view_rows(*whole, 6, 8) == nullptr, name + ": begins inside a panel");
+      c.expect(v.ops->view_rows(*whole, 4, 6) == nullptr, name + ": ends inside a panel");
+    }
+  }
+}
+
+// Protects sliced projections: jobs of different shapes and rows in one call give the bits of single calls.
+void many_equal_one_after_another(Checker& c) {
+  Random random(11);
+  const auto a = make(&random, kFormats[1], 70, 96), b = make(&random, kFormats[5], 5, 192),
+             d = make(&random, kFormats[0], 300, 16);
+  for (Variant& v : all_variants({1, 2})) {
+    v.ops->begin_pass();
+    std::vector<std::unique_ptr<Weight>> weights;
+    std::vector<MatmulJob> jobs;
+    std::vector<std::vector<float>> want;
+    const int64_t rows[] = {1, 0, 31, 8};
+    for (size_t i = 0; i < 4; ++i) {
+      const MatrixSource& source = (i == 0 ? a : i == 2 ? b : d)->source;
+      const std::vector<float> x = random.vector(rows[i] * source.cols);
+      weights.push_back(v.ops->pack(std::span<const MatrixSource>(&source, 1)));
+      jobs.push_back(
+          {weights.back().get(), upload(*v.ops, rows[i], source.cols, x), v.ops->scratch(rows[i], source.rows)});
+      const Tensor alone = v.ops->scratch(rows[i], source.rows);
+      v.ops->matmul(*weights.back(), jobs.back().x, alone);
+      want.push_back(download(*v.ops, alone));
+    }
+    v.ops->matmul_many(jobs);
+    for (size_t i = 0; i < 4; ++i) {
+      c.expect(same_bits(download(*v.ops, jobs[i].out), want[i]), v.name + ": job " + std::to_string(i));
+    }
+    v.ops->matmul_many({});
+  }
+}
+
 // Protects the differential tester: the negative control must differ from the row alone, or its catching proves
 // nothing.
 void negative_control_is_caught(Checker& c) {
@@ -262,6 +320,8 @@ std::vector<NamedCheck> matmul_checks() {
           {"matmul_nan_stays_in_its_row", matmul_nan_stays_in_its_row},
           {"formats_equal_their_fp32_copy", formats_equal_their_fp32_copy},
           {"stacked_and_sliced_weights", stacked_and_sliced_weights},
+          {"views_equal_packed_rows", views_equal_packed_rows},
+          {"many_equal_one_after_another", many_equal_one_after_another},
           {"negative_control_is_caught", negative_control_is_caught},
           {"unavailable_isa_is_refused", unavailable_isa_is_refused}};
 }

@@ -97,7 +97,7 @@ struct Breach {
 
 // Protects: each bound and contradiction of a plan is refused, on both ends, with the reason and the slot or value.
 TEST(WirePlan, RefusesEveryBreach) {
-  const auto sequence = [](std::function<void(SequencePlan&)> change) {
+  const auto sequence = [](const std::function<void(SequencePlan&)>& change) {
     return [change](PassPlan& plan) { change(plan.sequences[0]); };
   };
   const std::vector<Breach> breaches = {

@@ -20,7 +20,7 @@ struct BenchOptions {
   int context = 256;  // tokens before a measured window
   int prompt_tokens = 512;
   int reply_tokens = 128;
-  std::string prompt = "Count from one to twenty in words, then write the same words once more.";
+  std::string prompt = "Name three colours of the rainbow and describe each in one sentence.";
   double seconds = 10;  // about, altogether
 };
 

@@ -89,16 +89,17 @@ absl::StatusOr<std::vector<uint32_t>> bench_prompt(const std::string& model, con
     return prompt;
   }
   if (!tokenizer.ok()) return tokenizer.status();
-  std::vector<TextSegment> segments = {{text, false}};
+  Rendered rendered = {{{text, false}}};  // outlives the segments, which are views of it
   const absl::StatusOr<ChatTemplate> chat = ChatTemplate::load(model);
   if (chat.ok()) {
     const boost::json::object message = {{"role", "user"}, {"content", text}};
     const boost::json::array messages = {message};
-    const absl::StatusOr<Rendered> rendered = chat->render(messages, nullptr, {}, /*add_generation_prompt=*/true);
-    if (!rendered.ok()) return rendered.status();
-    segments.clear();
-    for (const PromptSegment& segment : rendered->segments) segments.push_back({segment.text, segment.trusted});
+    absl::StatusOr<Rendered> turn = chat->render(messages, nullptr, {}, /*add_generation_prompt=*/true);
+    if (!turn.ok()) return turn.status();
+    rendered = *std::move(turn);
   }
+  std::vector<TextSegment> segments;
+  for (const PromptSegment& segment : rendered.segments) segments.push_back({segment.text, segment.trusted});
   const absl::StatusOr<std::vector<int32_t>> ids = (*tokenizer)->encode_segments(segments);
   if (!ids.ok()) return ids.status();
   prompt.assign(ids->begin(), ids->end());

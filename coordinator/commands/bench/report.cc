@@ -16,6 +16,13 @@ double rows_a_pass(const DecodeFigure& figure) {
   return figure.rounds == 0 ? 0 : 1 + static_cast<double>(figure.drafted) / static_cast<double>(figure.rounds);
 }
 
+// Weight bytes read a second over the whole reply, as a share of the limit. A pass with MTP steps reads more than that.
+double reply_read_share(const BenchReport& report, const DecodeFigure& figure) {
+  if (figure.seconds <= 0) return 0;
+  return static_cast<double>(report.weights.bytes) * static_cast<double>(figure.rounds) / figure.seconds /
+         report.limits.bandwidth;
+}
+
 double tokens_a_second(const DecodeFigure& figure) {
   return figure.seconds > 0 && figure.tokens > 1 ? (figure.tokens - 1) / figure.seconds : 0;
 }
@@ -60,12 +67,13 @@ void print_report(const BenchReport& report, std::ostream& out) {
     out << fmt::format("{:>6} {:>8} {:>10.1f} {:>6.1f}%\n", figure.chunk, figure.tokens, figure.tokens / figure.best_s,
                        100 * report.fma_share(figure));
   }
-  out << fmt::format("\nreplies through the scheduler\n{:>6} {:>8} {:>9} {:>11} {:>11} {:>10}  {}\n", "draft", "tokens",
-                     "tok/s", "rows a pass", "acceptance", "ms a pass", "token_sha");
+  out << fmt::format("\nreplies through the scheduler\n{:>6} {:>8} {:>9} {:>11} {:>11} {:>10} {:>7}  {}\n", "draft",
+                     "tokens", "tok/s", "rows a pass", "acceptance", "ms a pass", "% read", "token_sha");
   for (const DecodeFigure& figure : report.decodes) {
     const double ms = figure.rounds == 0 ? 0 : figure.seconds * 1e3 / static_cast<double>(figure.rounds);
-    out << fmt::format("{:>6} {:>8} {:>9.1f} {:>11.2f} {:>10.1f}% {:>10.3f}  {}\n", figure.draft, figure.tokens,
-                       tokens_a_second(figure), rows_a_pass(figure), 100 * acceptance(figure), ms, figure.token_sha);
+    out << fmt::format("{:>6} {:>8} {:>9.1f} {:>11.2f} {:>10.1f}% {:>10.3f} {:>6.1f}%  {}\n", figure.draft,
+                       figure.tokens, tokens_a_second(figure), rows_a_pass(figure), 100 * acceptance(figure), ms,
+                       100 * reply_read_share(report, figure), figure.token_sha);
   }
   if (report.links.empty()) return;
   out << fmt::format("\nbetween ranks ({})\n", report.processes > 1 ? "one process each" : "threads of one process");
@@ -117,6 +125,7 @@ std::string report_json(const BenchReport& report) {
                        {"acceptance", acceptance(figure)},
                        {"rows_per_pass", rows_a_pass(figure)},
                        {"tokens_per_s", tokens_a_second(figure)},
+                       {"read_share", reply_read_share(report, figure)},
                        {"token_sha", figure.token_sha}});
   }
   root["decodes"] = std::move(decodes);
@@ -140,7 +149,8 @@ std::string report_legend() {
   prompts   tokens a second of a whole prompt in passes of `chunk` rows, and the share of the fma limit that its
             matrix products alone make up.
   replies   greedy decoding of --prompt through the scheduler that serves, one token a pass ("none") and drafted:
-            rows a pass (1 and the drafts), how many drafts were kept, and the token_sha, which is the same for all.
+            rows a pass (1 and the drafts), how many drafts were kept, the share of the read limit over the whole
+            reply, and the token_sha, which is the same for all.
   between   plan + candidates: rank 0 encodes a plan, every rank decodes it and returns one candidate for each of 8
   ranks     rows. Nodes: what a sum over slices exchanges, so many bytes from each rank to each rank. With
             --transport ucx each rank is a process of its own, with local they are threads.

@@ -136,6 +136,7 @@ class MemberProcess {
     setup_.runner->reset();
     member_->ready(roster.epoch);
     if (absl::Status status = member_->wait_go(roster.epoch, join_deadline()); !status.ok()) return status;
+    member_->report_progress({.phase = "serving", .done = 0, .total = 0});
     spdlog::info("rank {} serves in epoch {}", setup_.rank, roster.epoch);
     RankLoopHooks hooks;
     hooks.should_stop = [this] { return ended(); };

@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<WorldLink>> WorldLink::start(RankSetup& setup) {
   };
   options.on_lost = [](const LostRank& lost) { spdlog::error("{}", lost.text()); };
   options.on_epoch_over = [raw = link.get()](uint32_t, const std::string& cause) { raw->epoch_over(cause); };
-  absl::StatusOr<std::unique_ptr<Membership>> membership = Membership::start(std::move(options));
+  absl::StatusOr<std::unique_ptr<Membership>> membership = Membership::start(options);
   if (!membership.ok()) return membership.status();
   link->membership_ = *std::move(membership);
   return link;
@@ -125,6 +125,7 @@ absl::Status WorldLink::advance(Deadline deadline) {
       not_before_ = Deadline::Clock::now() + kBackOff;
     }
     if (!status.ok()) return status;
+    membership_->set_progress({.phase = "serving", .done = 0, .total = 0});
     stage_ = Stage::kUp;
   }
   return absl::OkStatus();

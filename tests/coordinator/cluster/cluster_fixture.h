@@ -105,7 +105,7 @@ class TestCoordinator {
     options.on_epoch_over = [this](uint32_t epoch, const std::string& cause) {
       over.add("epoch " + std::to_string(epoch) + ": " + cause);
     };
-    absl::StatusOr<std::unique_ptr<Membership>> started = Membership::start(std::move(options));
+    absl::StatusOr<std::unique_ptr<Membership>> started = Membership::start(options);
     EXPECT_TRUE(started.ok()) << started.status();
     if (started.ok()) membership = *std::move(started);
   }

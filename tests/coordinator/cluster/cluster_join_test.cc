@@ -234,7 +234,7 @@ TEST(ClusterJoin, ListenAddresses) {
     options.identity = identity(0, 2);
     options.token = token;
     options.on_notice = [](const std::string&) {};
-    return Membership::start(std::move(options)).status();
+    return Membership::start(options).status();
   };
   EXPECT_THAT(message_of(start("0.0.0.0:0", "")), HasSubstr("no shared token is configured"));
   EXPECT_EQ(start("192.0.2.1:7070", "").code(), absl::StatusCode::kInvalidArgument);
@@ -251,7 +251,7 @@ TEST(ClusterJoin, PortInUse) {
   MembershipOptions options;
   options.listen = first->address();
   options.identity = identity(0, 2);
-  const absl::Status status = Membership::start(std::move(options)).status();
+  const absl::Status status = Membership::start(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(message_of(status), HasSubstr("cannot listen at " + first->address()));
 }

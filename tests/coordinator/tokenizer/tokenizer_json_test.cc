@@ -98,7 +98,8 @@ TEST(TokenizerJson, ChecksIdsAndMerges) {
   EXPECT_THAT(refusal(p), HasSubstr("post_processor: token 999"));
 }
 
-// Protects that a vocabulary without a rare control byte loads, as in the library (SmolLM2 lacks some), and drops it alone.
+// Protects that a vocabulary without a rare control byte loads, as in the library (SmolLM2 lacks some), and drops it
+// alone.
 TEST(TokenizerJson, RareBytesMayLackAToken) {
   std::string json = TokenizerParts().json();
   const std::string entry = "\"\u0104\":4,";
