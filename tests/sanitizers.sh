@@ -10,7 +10,7 @@ case "${1:-}" in
     echo tokenizer_test chat_template_test chat_template_limits_test reply_parser_test profile_test
     echo wire_plan_test wire_report_test join_test                                 # between ranks
     echo api_test http_protocol_test http_replies_test                             # from clients
-    echo engine_test pass_runner_test exchange_sum_test rank_loop_test
+    echo engine_test pass_runner_test exchange_sum_test rank_loop_test slots_test
     ;;
   tsan)
     echo transport_local_test transport_ucx_threads_test exchange_sum_test rank_loop_test

@@ -59,10 +59,12 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
 
 int64_t column_unit(const ModelConfig& config, const std::string& module) {
   int64_t unit = 1;
-  for (int64_t layer = 0; layer < config.layer_count(); ++layer) {
-    const std::optional<AffineFormat> format = config.quantization.of(fmt::format("layers.{}.{}", layer, module));
+  const auto look = [&](const std::string& path) {
+    const std::optional<AffineFormat> format = config.quantization.of(path);
     if (format.has_value()) unit = std::max<int64_t>(unit, format->group);
-  }
+  };
+  for (int64_t layer = 0; layer < config.layer_count(); ++layer) look(fmt::format("layers.{}.{}", layer, module));
+  if (config.mtp_layers > 0) look("mtp.layers.0." + module);
   return unit;
 }
 
