@@ -13,8 +13,8 @@ case "${1:-}" in
     echo engine_test pass_runner_test exchange_sum_test rank_loop_test slots_test
     ;;
   tsan)
-    echo transport_local_test transport_ucx_threads_test exchange_sum_test rank_loop_test
-    echo cluster_join_test cluster_loss_test http_load_test
+    echo transport_local_test transport_ucx_threads_test exchange_sum_test rank_loop_test cluster_runs_test
+    echo engine_test cluster_join_test cluster_loss_test http_load_test
     ;;
   *) echo "usage: $0 asan|tsan" >&2; exit 2 ;;
 esac | tr ' ' '\n'

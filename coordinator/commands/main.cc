@@ -2,6 +2,8 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
 #include <iostream>
 
 #include "coordinator/commands/commands.h"
@@ -17,7 +19,9 @@ int report_error(const absl::Status& status) {
 
 }  // namespace tensorfold
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(int argc, char** argv) {
   // Results go to stdout, everything else to stderr.
   spdlog::set_default_logger(spdlog::stderr_color_mt("tensorfold"));
   tensorfold::set_log("text", "info");
@@ -37,4 +41,15 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {  // of memory that is not there, say
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
 }

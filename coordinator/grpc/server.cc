@@ -21,7 +21,7 @@ constexpr int kMaxStreamsAConnection = 256;
 
 class InferenceService final : public pb::Inference::CallbackService {
  public:
-  InferenceService(GenerateHost& host) : host_(host) {}
+  explicit InferenceService(GenerateHost& host) : host_(host) {}
 
   grpc::ServerWriteReactor<pb::GenerateEvent>* Generate(grpc::CallbackServerContext* context,
                                                         const pb::GenerateRequest* request) override {

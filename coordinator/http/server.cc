@@ -69,7 +69,8 @@ class HttpServer::Impl {
         pause_(acceptor_.get_executor()),
         guard_(io_.get_executor()) {}
 
-  ~Impl() { stop(std::chrono::milliseconds(0)); }
+  // Only memory that has run out could throw in here.
+  ~Impl() { stop(std::chrono::milliseconds(0)); }  // NOLINT(bugprone-exception-escape)
 
   absl::Status listen() {
     boost::system::error_code ec;

@@ -113,6 +113,7 @@ absl::StatusOr<std::string> explain(const TesterOptions& options, const Axes& ax
   if (!run.ok()) return run.status();
   const auto view = [](const std::vector<std::unique_ptr<TraceRecorder>>& traces) {
     std::vector<const TraceRecorder*> out;
+    out.reserve(traces.size());
     for (const std::unique_ptr<TraceRecorder>& trace : traces) out.push_back(trace.get());
     return out;
   };

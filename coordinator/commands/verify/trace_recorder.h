@@ -26,7 +26,7 @@ class TraceRecorder : public Trace {
     int order = 0;  // of the op within its layer
     std::string op;
     int64_t unit = 0;
-    auto operator<=>(const Key&) const = default;
+    auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees a null pointer
   };
   const std::map<Key, uint64_t>& values() const { return values_; }
 
