@@ -163,6 +163,7 @@ void Sequence::take(const SequencePlan& plan, const std::vector<int32_t>& drafts
   absl::Status failure;
   for (size_t i = 0; i < plan.wants.size() && goes_on; ++i) {
     std::vector<const RowReport*> ranks;
+    ranks.reserve(rows.size());
     for (const std::vector<const RowReport*>& rank : rows) ranks.push_back(rank[i]);
     absl::StatusOr<RowSample> sampled = sample(ranks, tokens_.size());
     if (!sampled.ok()) {
