@@ -13,6 +13,7 @@ namespace {
 constexpr int kRetryAfterSeconds = 1;
 constexpr std::chrono::milliseconds kIdleTick{100};
 constexpr int64_t kPageSize = 64;
+constexpr int kMostFailures = 4;  // passes that fail in a row, the world regrouped each time
 
 }  // namespace
 
@@ -358,6 +359,7 @@ void Engine::run_round() {
     fail_round(result.status());
     return;
   }
+  failures_ = 0;
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   uint32_t mtp_steps = 0;  // chained once for all sequences
   for (const SequencePlan& sequence : round.plan.sequences) mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
@@ -419,6 +421,11 @@ void Engine::ping_if_idle() {
 
 void Engine::fail_round(const absl::Status& why) {
   spdlog::error("a pass failed: {}", std::string(why.message()));
+  if (++failures_ >= kMostFailures) {
+    // The world comes back and the same work fails again: it is the work. Others shall be served.
+    failures_ = 0;
+    finish_all(error_from_status(why));
+  }
   down_ = why;
   down_since_ = Clock::now();
   for (const std::unique_ptr<Sequence>& sequence : active_) sequence->replay();

@@ -165,6 +165,7 @@ class Engine {
   WidthPolicy policy_;
   double mtp_step_ms_ = 0;  // measured by warm_up()
   size_t next_fill_ = 0;    // whose prompt goes first, in turn
+  int failures_ = 0;        // passes that failed in a row
   absl::Status down_;       // not OK while ranks are missing
   Clock::time_point down_since_;
   std::thread thread_;

@@ -110,48 +110,50 @@ void CpuOps::embed(const Weight& table, std::span<const int32_t> ids, Tensor out
   });
 }
 
-void CpuOps::matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel_end, Tensor x, Tensor out,
-                          int worker) {
-  for (const CpuWeight::Segment& s : w.segments()) {
-    const int64_t begin = std::max(panel_begin - s.first_panel, int64_t{0});
-    const int64_t end = std::min(panel_end - s.first_panel, s.panels);
-    if (begin >= end) continue;
-    std::unique_ptr<MemoryBlock>& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    const int64_t bytes = kernels_->matmul_scratch_floats(s.view) * 4;
-    if (scratch == nullptr || scratch->size() < bytes) scratch = std::make_unique<MemoryBlock>(bytes);
-    kernels_->matmul(s.view, begin, end, x.data, x.stride, x.rows, out.data + s.first_row, out.stride,
-                     scratch->floats());
+// Work is cut by outputs only: blocks of input rows (that stay in the second-level cache) times runs of panels, of at
+// least 64 KiB when few rows make memory the limit. Every segment of every job is split between the threads alike, so
+// that what follows (the sum over slices, gate times up) finds its columns in the caches of the thread that made them.
+struct CpuOps::MatmulTask {
+  int32_t job = 0;
+  int32_t segment = 0;
+  int64_t panel_begin = 0;  // of the segment
+  int64_t panel_end = 0;
+  int64_t first_row = 0;
+  int64_t rows = 0;
+};
+
+void CpuOps::cut_matmul(const MatmulJob& job, int32_t index, int64_t part, std::vector<MatmulTask>* tasks) const {
+  constexpr int64_t kInputBytes = 384 * 1024, kRunBytes = 64 * 1024;
+  const CpuWeight& w = cpu_weight(*job.weight);
+  const int64_t threads = pool_->threads();
+  const int64_t row_block = std::clamp<int64_t>(kInputBytes / (w.in_features() * 4) / 12 * 12, 24, 240);
+  for (size_t i = 0; i < w.segments().size(); ++i) {
+    const CpuWeight::Segment& segment = w.segments()[i];
+    // The same number of runs in every part keeps part and thread together; a run may be empty.
+    const int64_t most = (segment.panels + threads - 1) / threads;
+    const int64_t share = w.panels() / (threads * 4);
+    const int64_t longest = job.x.rows <= kFewRows ? std::max<int64_t>({share, kRunBytes / segment.view.panel_bytes, 1})
+                                                   : std::clamp<int64_t>(share, 1, 16);
+    const int64_t runs = (most + longest - 1) / longest;
+    const int64_t begin = segment.panels * part / threads, panels = segment.panels * (part + 1) / threads - begin;
+    for (int64_t first = 0; first < job.x.rows; first += row_block) {
+      for (int64_t run = 0; run < runs; ++run) {
+        tasks->push_back({index, static_cast<int32_t>(i), begin + panels * run / runs,
+                          begin + panels * (run + 1) / runs, first, std::min(row_block, job.x.rows - first)});
+      }
+    }
   }
 }
 
-// Work is cut by outputs only: blocks of input rows (that stay in the second-level cache) times runs of panels, an
-// equal number for each thread, of at least 64 KiB when few rows make memory the limit.
-struct CpuOps::MatmulCut {
-  MatmulCut(const CpuWeight& w, int64_t rows, int64_t threads) {
-    constexpr int64_t kInputBytes = 384 * 1024, kRunBytes = 64 * 1024;
-    row_block = std::clamp<int64_t>(kInputBytes / (w.in_features() * 4) / 12 * 12, 24, 240);
-    const int64_t row_blocks = (rows + row_block - 1) / row_block;
-    const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / w.panels());
-    int64_t longest = std::max<int64_t>(w.panels() / (threads * 4), 1);
-    longest = rows <= kFewRows ? std::max(longest, kRunBytes / panel_bytes) : std::min<int64_t>(longest, 16);
-    const int64_t rounds = (w.panels() + threads * longest - 1) / (threads * longest);
-    run = (w.panels() + threads * rounds - 1) / (threads * rounds);
-    runs = (w.panels() + run - 1) / run;
-    tasks = row_blocks * runs;
-  }
-
-  int64_t row_block = 0;  // input rows
-  int64_t run = 0;        // panels
-  int64_t runs = 0;
-  int64_t tasks = 0;
-};
-
-void CpuOps::matmul_task(const MatmulJob& job, const MatmulCut& cut, int64_t task, int worker) {
-  const CpuWeight& w = cpu_weight(*job.weight);
-  const int64_t first = task / cut.runs * cut.row_block, rows = std::min(cut.row_block, job.x.rows - first);
-  const int64_t panel = task % cut.runs * cut.run;
-  matmul_range(w, panel, std::min(panel + cut.run, w.panels()), job.x.row_range(first, rows),
-               job.out.row_range(first, rows), worker);
+void CpuOps::run_matmul(const MatmulJob& job, const MatmulTask& task, int worker) {
+  if (task.panel_begin >= task.panel_end) return;
+  const CpuWeight::Segment& s = cpu_weight(*job.weight).segments()[static_cast<size_t>(task.segment)];
+  std::unique_ptr<MemoryBlock>& scratch = worker_scratch_[static_cast<size_t>(worker)];
+  const int64_t bytes = kernels_->matmul_scratch_floats(s.view) * 4;
+  if (scratch == nullptr || scratch->size() < bytes) scratch = std::make_unique<MemoryBlock>(bytes);
+  const Tensor x = job.x.row_range(task.first_row, task.rows), out = job.out.row_range(task.first_row, task.rows);
+  kernels_->matmul(s.view, task.panel_begin, task.panel_end, x.data, x.stride, x.rows, out.data + s.first_row,
+                   out.stride, scratch->floats());
 }
 
 void CpuOps::matmul(const Weight& weight, Tensor x, Tensor out) {
@@ -161,25 +163,21 @@ void CpuOps::matmul(const Weight& weight, Tensor x, Tensor out) {
 
 // One parallel region for all jobs, so that small ones (the slices of a projection) share its cost.
 void CpuOps::matmul_many(std::span<const MatmulJob> jobs) {
-  std::vector<MatmulCut> cuts;
-  std::vector<int64_t> first_task;  // of each job
-  int64_t tasks = 0;
-  cuts.reserve(jobs.size());
-  first_task.reserve(jobs.size());
-  for (const MatmulJob& job : jobs) {
-    const CpuWeight& w = cpu_weight(*job.weight);
-    kernel_check(job.x.cols == w.in_features() && job.out.cols == w.out_features() && job.x.rows == job.out.rows,
-                 "matmul: shapes differ");
-    cuts.emplace_back(w, job.x.rows, pool_->threads());
-    first_task.push_back(tasks);
-    tasks += cuts.back().tasks;
+  std::vector<MatmulTask> tasks;
+  tasks.reserve(64);
+  for (int64_t part = 0; part < pool_->threads(); ++part) {
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      const MatmulJob& job = jobs[i];
+      kernel_check(job.x.cols == job.weight->in_features() && job.out.cols == job.weight->out_features() &&
+                       job.x.rows == job.out.rows,
+                   "matmul: shapes differ");
+      cut_matmul(job, static_cast<int32_t>(i), part, &tasks);
+    }
   }
-  pool_->parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int worker) {
-    size_t job =
-        static_cast<size_t>(std::upper_bound(first_task.begin(), first_task.end(), begin) - first_task.begin());
-    for (int64_t task = begin; task < end; ++task) {
-      while (job < first_task.size() && first_task[job] <= task) ++job;
-      matmul_task(jobs[job - 1], cuts[job - 1], task - first_task[job - 1], worker);
+  pool_->parallel_for(static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t i = begin; i < end; ++i) {
+      const MatmulTask& task = tasks[static_cast<size_t>(i)];
+      run_matmul(jobs[static_cast<size_t>(task.job)], task, worker);
     }
   });
 }
@@ -201,9 +199,25 @@ void CpuOps::add(Tensor a, Tensor b, Tensor out) {
   });
 }
 
+void CpuOps::add_many(std::span<const AddJob> jobs) {
+  if (jobs.empty()) return;
+  const Tensor shape = jobs[0].out;
+  for (const AddJob& job : jobs) {
+    kernel_check(job.a.rows == shape.rows && job.a.cols == shape.cols && job.b.rows == shape.rows &&
+                     job.b.cols == shape.cols && job.out.rows == shape.rows && job.out.cols == shape.cols,
+                 "add_many: shapes differ");
+  }
+  for_columns(shape.rows, shape.cols, static_cast<int64_t>(jobs.size()), [&](int64_t r, int64_t c, int64_t n) {
+    for (const AddJob& job : jobs) {
+      kernels_->add(job.a.data + r * job.a.stride + c, job.b.data + r * job.b.stride + c,
+                    job.out.data + r * job.out.stride + c, n);
+    }
+  });
+}
+
 void CpuOps::silu_mul(Tensor gate_up, Tensor out) {
   kernel_check(gate_up.rows == out.rows && gate_up.cols == 2 * out.cols, "silu_mul: shapes differ");
-  for_pieces(out.rows, out.cols, [&](int64_t r, int64_t c, int64_t n) {
+  for_columns(out.rows, out.cols, 4, [&](int64_t r, int64_t c, int64_t n) {
     const float* gate = gate_up.data + r * gate_up.stride + c;
     kernels_->silu_mul(gate, gate + out.cols, out.data + r * out.stride + c, n);
   });

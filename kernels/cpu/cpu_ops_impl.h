@@ -1,6 +1,7 @@
 // The CPU backend's Ops object. Private to kernels/cpu; users include cpu_ops.h.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -79,6 +80,7 @@ class CpuOps : public Ops {
   void matmul_many(std::span<const MatmulJob> jobs) override;
   void rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) override;
   void add(Tensor a, Tensor b, Tensor out) override;
+  void add_many(std::span<const AddJob> jobs) override;
   void silu_mul(Tensor gate_up, Tensor out) override;
   void sigmoid_mul(Tensor x, Tensor gate) override;
   void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override;
@@ -97,14 +99,19 @@ class CpuOps : public Ops {
   struct AttentionPlan;
   struct DeltaRun;
 
-  // How a product is cut into tasks of input rows and panels; see cpu_ops.cc.
-  struct MatmulCut;
+  // A piece of a product: some rows of its input times some panels of its weight.
+  struct MatmulTask;
 
   // body(row, first column, columns) over a [rows, cols] tensor, in pieces that are worth a thread.
   template <typename Body>
   void for_pieces(int64_t rows, int64_t cols, const Body& body);
-  void matmul_range(const CpuWeight& w, int64_t panel_begin, int64_t panel_end, Tensor x, Tensor out, int worker);
-  void matmul_task(const MatmulJob& job, const MatmulCut& cut, int64_t task, int worker);
+  // The same for what follows a product: each thread takes the columns that it made. `passes`: how often an element is
+  // touched, about.
+  template <typename Body>
+  void for_columns(int64_t rows, int64_t cols, int64_t passes, const Body& body);
+  // Appends the tasks of one thread's part of a product.
+  void cut_matmul(const MatmulJob& job, int32_t index, int64_t part, std::vector<MatmulTask>* tasks) const;
+  void run_matmul(const MatmulJob& job, const MatmulTask& task, int worker);
   AttentionPlan plan_attention(const CpuKvCache& cache, int64_t layer, const AttentionArgs& args);
   DeltaRun start_delta_run(const DeltaNetArgs& args);
   void delta_inputs(const DeltaNetArgs& args, const DeltaRun& run);
@@ -131,6 +138,25 @@ void CpuOps::for_pieces(int64_t rows, int64_t cols, const Body& body) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i % across * columns;
       body(i / across, first, cols - first < columns ? cols - first : columns);
+    }
+  });
+}
+
+template <typename Body>
+void CpuOps::for_columns(int64_t rows, int64_t cols, int64_t passes, const Body& body) {
+  constexpr int64_t kFewElements = 8192;  // below, a second thread costs more than it does
+  const int64_t parts = rows * cols * passes < kFewElements ? 1 : pool_->threads();
+  const int64_t blocks = (cols + 15) / 16;
+  const int64_t row_run = std::max<int64_t>(1, kPieceElements * parts / std::max<int64_t>(cols, 1));
+  const int64_t row_runs = (rows + row_run - 1) / row_run;
+  pool_->parallel_for(parts * row_runs, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t part = i / row_runs, first_row = i % row_runs * row_run;
+      const int64_t first = blocks * part / parts * 16;
+      const int64_t last = std::min(blocks * (part + 1) / parts * 16, cols);
+      for (int64_t r = first_row; r < std::min(first_row + row_run, rows) && first < last; ++r) {
+        body(r, first, last - first);
+      }
     }
   });
 }

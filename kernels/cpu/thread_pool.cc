@@ -23,6 +23,7 @@ inline void pause() {
 
 ThreadPool::ThreadPool(int threads) {
   kernel_check(threads >= 1 && threads < static_cast<int>(kJoinedMask), "thread pool: thread count out of range");
+  shares_ = std::make_unique<Share[]>(static_cast<size_t>(threads));
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { worker_main(i); });
 }
 
@@ -44,7 +45,11 @@ void ThreadPool::run(const Job& job) {
     return;
   }
   job_ = job;
-  next_.store(0, std::memory_order_relaxed);
+  const int64_t runs = (job.count + job.grain - 1) / job.grain, workers = threads();
+  for (int64_t w = 0; w < workers; ++w) {
+    shares_[static_cast<size_t>(w)].next.store(runs * w / workers, std::memory_order_relaxed);
+    shares_[static_cast<size_t>(w)].end = runs * (w + 1) / workers;
+  }
   const uint64_t epoch = (state_.load(std::memory_order_relaxed) >> 16) + 1;
   state_.store(epoch << 16 | kOpen);
   // A worker counts itself asleep before it looks at state_ a last time, so one of the two sees the other.
@@ -65,11 +70,15 @@ void ThreadPool::run(const Job& job) {
 }
 
 void ThreadPool::take_runs(int worker) {
-  const Job& job = job_;
-  while (true) {
-    const int64_t begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
-    if (begin >= job.count) return;
-    job.call(job.body, begin, std::min(begin + job.grain, job.count), worker);
+  const Job job = job_;
+  const int workers = threads();
+  for (int i = 0; i < workers; ++i) {
+    Share& share = shares_[static_cast<size_t>((worker + i) % workers)];
+    while (share.next.load(std::memory_order_relaxed) < share.end) {
+      const int64_t run = share.next.fetch_add(1, std::memory_order_relaxed);
+      if (run >= share.end) break;
+      job.call(job.body, run * job.grain, std::min((run + 1) * job.grain, job.count), worker);
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -26,7 +27,8 @@ class ThreadPool {
 
   /// Calls body(begin, end, worker) for disjoint runs that cover [0, count), each run starting at a multiple of `grain`
   /// and at most `grain` long; worker is 0..threads()-1 and unique among concurrent calls. Returns when all are done.
-  /// Which worker gets which run is not determined, so a body must not let it reach the result. Thread-safe; when the
+  /// Worker w begins with the w-th of threads() equal shares of the runs, so that calls over the same data meet it in
+  /// the same caches, and then helps the others; a body must not let the worker reach the result. Thread-safe; when the
   /// pool is already busy for another thread, the whole range runs on the caller (worker 0). Not reentrant from a body.
   template <typename Body>
   void parallel_for(int64_t count, int64_t grain, const Body& body) {
@@ -43,6 +45,12 @@ class ThreadPool {
     void (*call)(const void*, int64_t, int64_t, int) = nullptr;
   };
 
+  // The runs that one worker begins with; others take of them once theirs are done.
+  struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+
   void run(const Job& job);
   void take_runs(int worker);
   void worker_main(int worker);
@@ -54,9 +62,9 @@ class ThreadPool {
   static constexpr uint64_t kOpen = 1u << 15;
   static constexpr uint64_t kJoinedMask = kOpen - 1;
   alignas(64) std::atomic<uint64_t> state_{0};
-  alignas(64) std::atomic<int64_t> next_{0};
-  Job job_;
-  std::atomic<int> sleepers_{0};
+  Job job_;  // beside state_: whoever joins reads both
+  std::unique_ptr<Share[]> shares_;
+  alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
   std::mutex busy_;   // held by run()
   std::mutex sleep_;  // guards the condition variable only

@@ -166,6 +166,12 @@ struct MatmulJob {
   Tensor out;
 };
 
+struct AddJob {
+  Tensor a;
+  Tensor b;
+  Tensor out;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -212,6 +218,10 @@ class Ops {
   virtual void rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) = 0;
   /// out = a + b elementwise; may alias either.
   virtual void add(Tensor a, Tensor b, Tensor out) = 0;
+  /// Additions of tensors of one shape, each element one job after another: a sum over slices as one launch.
+  virtual void add_many(std::span<const AddJob> jobs) {
+    for (const AddJob& job : jobs) add(job.a, job.b, job.out);
+  }
   /// gate_up [rows, 2 * n]: out[r, i] = silu(gate_up[r, i]) * gate_up[r, n + i].
   virtual void silu_mul(Tensor gate_up, Tensor out) = 0;
   /// x[r, i] *= sigmoid(gate[r, i]).

@@ -17,23 +17,25 @@ std::span<std::byte> bytes_of(float* data, size_t size) { return {reinterpret_ca
 }  // namespace
 
 Tensor ExchangeSum::finish(int64_t slices, Tensor all, int64_t node_rows) {
+  std::vector<AddJob> steps;
   run_plan(finish_plan(slices, communicator_->world()), [&](int dst, int src) {
     const Tensor into = all.row_range(dst * node_rows, node_rows);
-    ops_.add(into, all.row_range(src * node_rows, node_rows), into);
+    steps.push_back({into, all.row_range(src * node_rows, node_rows), into});
   });
+  ops_.add_many(steps);
   return all.row_range(0, node_rows);
 }
 
 absl::Status ExchangeSum::add(int64_t slices, int64_t first, std::span<const Tensor> partials, Tensor residual) {
   const SliceRange mine = {first, static_cast<int64_t>(partials.size())};
+  std::vector<AddJob> steps;
   run_plan(fold_plan(slices, mine), [&](int dst, int src) {
     const Tensor& into = partials[static_cast<size_t>(dst)];
-    ops_.add(into, partials[static_cast<size_t>(src)], into);
+    steps.push_back({into, partials[static_cast<size_t>(src)], into});
   });
-  if (mine.count == slices) {
-    ops_.add(residual, partials[0], residual);
-    return absl::OkStatus();
-  }
+  if (mine.count == slices) steps.push_back({residual, partials[0], residual});
+  ops_.add_many(steps);
+  if (mine.count == slices) return absl::OkStatus();
   std::vector<Tensor> nodes;
   for (const SliceRange& node : owned_nodes(slices, mine)) {
     nodes.push_back(partials[static_cast<size_t>(node.first - first)]);

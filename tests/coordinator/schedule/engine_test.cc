@@ -22,7 +22,8 @@ class BreakableLink : public ClusterLink, public PassExecutor {
   PassExecutor& executor() override { return *this; }
   absl::StatusOr<PassResult> execute(PassPlan plan) override {
     ++passes_;
-    if (fail_at_ == passes_) return absl::UnavailableError("rank 1 (thread 1) was lost: a test says so");
+    if (fail_at_ == passes_ || (always_ && plan.kind == PlanKind::kForward))
+      return absl::UnavailableError("rank 1 (thread 1) was lost: a test says so");
     return cluster_.executor().execute(std::move(plan));
   }
   absl::Status try_regroup() override {
@@ -30,6 +31,7 @@ class BreakableLink : public ClusterLink, public PassExecutor {
     if (outage_-- > 0) return absl::UnavailableError("waiting for rank 1");
     return cluster_.forget();
   }
+  void fail_always(bool always) { always_ = always; }
   void fail_at(uint64_t pass, int outage) {
     fail_at_ = pass;
     outage_ = outage;
@@ -40,6 +42,7 @@ class BreakableLink : public ClusterLink, public PassExecutor {
   std::atomic<uint64_t> passes_{0};
   std::atomic<uint64_t> fail_at_{0};
   std::atomic<int> outage_{0};
+  std::atomic<bool> always_{false};
 };
 
 // Collects one request's events. The engine may call the sink until it is stopped, so the state is shared with it.
@@ -198,6 +201,28 @@ TEST_F(EngineTest, ParkDeadlineEndsWithACleanError) {
   ASSERT_FALSE(id.ok());
   EXPECT_EQ(id.error().http_status(), 503);
   EXPECT_TRUE(id.error().retry_after_s.has_value());
+}
+
+// Protects: work that fails every time, though all ranks come back, ends with an error and does not hold up others for
+// ever.
+TEST_F(EngineTest, WorkThatAlwaysFailsIsGivenUp) {
+  open({});
+  const std::string good = run(request(0));
+  link_->fail_always(true);
+  Listener listener;
+  ASSERT_TRUE(engine_->submit(request(1), listener.sink()).ok());
+  const FinishEvent finish = listener.finish();
+  EXPECT_EQ(finish.reason, FinishReason::kError);
+  ASSERT_TRUE(finish.error.has_value());
+  link_->fail_always(false);
+  Listener next;
+  bool admitted = false;
+  for (int i = 0; i < 1000 && !admitted; ++i) {
+    admitted = engine_->submit(request(0), next.sink()).ok();
+    if (!admitted) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  ASSERT_TRUE(admitted);
+  EXPECT_EQ(next.finish().stats.token_sha, good);
 }
 
 // Protects: cancelled requests leave at once, running or queued, and their lane and pages are free again.
