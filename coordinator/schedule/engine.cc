@@ -421,10 +421,11 @@ void Engine::ping_if_idle() {
 
 void Engine::fail_round(const absl::Status& why) {
   spdlog::error("a pass failed: {}", std::string(why.message()));
-  if (++failures_ >= kMostFailures) {
-    // The world comes back and the same work fails again: it is the work. Others shall be served.
+  const bool rank_lost = absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why);
+  if (!rank_lost && ++failures_ >= kMostFailures) {
+    // No rank is lost and the same work fails again and again: it is the work. Others shall be served.
     failures_ = 0;
-    finish_all(error_from_status(why));
+    finish_active(error_from_status(why));
   }
   down_ = why;
   down_since_ = Clock::now();
@@ -447,14 +448,19 @@ void Engine::wait_for_ranks() {
   }
 }
 
-void Engine::finish_all(const ApiError& error) {
-  uint64_t failed = 0;
+void Engine::finish_active(const ApiError& error) {
   for (const std::unique_ptr<Sequence>& sequence : active_) {
     sequence->finish(FinishReason::kError, error);
     release(*sequence);
-    ++failed;
   }
+  const std::lock_guard lock(mutex_);
+  status_.failed += active_.size();
   active_.clear();
+}
+
+void Engine::finish_all(const ApiError& error) {
+  finish_active(error);
+  uint64_t failed = 0;
   for (const std::unique_ptr<Sequence>& sequence : queue_) {
     sequence->finish(FinishReason::kError, error);
     ++failed;

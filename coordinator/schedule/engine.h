@@ -134,7 +134,8 @@ class Engine {
   void release(Sequence& sequence);
   void fail_round(const absl::Status& why);
   void wait_for_ranks();
-  void finish_all(const ApiError& error);
+  void finish_active(const ApiError& error);  // what has a lane
+  void finish_all(const ApiError& error);     // and what waits for one
   bool mtp_in_use() const;
   int64_t pages_for(const GenerationRequest& request) const;
   void publish();

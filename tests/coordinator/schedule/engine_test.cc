@@ -22,8 +22,9 @@ class BreakableLink : public ClusterLink, public PassExecutor {
   PassExecutor& executor() override { return *this; }
   absl::StatusOr<PassResult> execute(PassPlan plan) override {
     ++passes_;
-    if (fail_at_ == passes_ || (always_ && plan.kind == PlanKind::kForward))
-      return absl::UnavailableError("rank 1 (thread 1) was lost: a test says so");
+    if (always_ && plan.kind == PlanKind::kForward)
+      return absl::InternalError("rank 1 failed in pass 7: a test says so");
+    if (fail_at_ == passes_) return absl::UnavailableError("rank 1 (thread 1) was lost: a test says so");
     return cluster_.executor().execute(std::move(plan));
   }
   absl::Status try_regroup() override {
