@@ -38,11 +38,11 @@ int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
     const auto found = facts.bytes_by_kind.find(kind);
     return found == facts.bytes_by_kind.end() ? 0.0 : static_cast<double>(found->second) * part;
   };
-  // The embedding is whole on every rank; what is cut goes by this rank's share of the vocabulary, the finest cut.
+  // The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
+  // vocabulary, the finest cut.
   const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
   double bytes = share("embedding", 1.0) + share("norms", 1.0) + share("mtp", part) + share("head", part) +
                  share("attention", part) + share("delta_net", part) + share("mlp", part);
-  if (facts.tied_head) bytes += share("embedding", part);
   return static_cast<int64_t>(bytes);
 }
 
