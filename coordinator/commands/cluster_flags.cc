@@ -10,16 +10,25 @@ void ClusterFlags::add_to(CLI::App& app) {
   app.add_option("--transport", transport, "how the ranks exchange bytes")->check(CLI::IsMember({"local", "ucx"}));
   app.add_option("--isa", isa, "instruction set; all give the same bits")
       ->check(CLI::IsMember({"auto", "avx512", "avx2", "neon", "portable"}));
+  app.add_option("--backend", backend, "cpu, or cuda: rank r on GPU r modulo the GPUs of this machine")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--launch", launch, "cuda: graph or eager; the same bits")->check(CLI::IsMember({"graph", "eager"}));
+  app.add_option("--kv-format", kv_format, "cuda: how keys and values are kept")->check(CLI::IsMember({"bf16", "fp8"}));
+  app.add_option("--exchange", exchange, "cuda: how ranks' sums travel; auto measures")
+      ->check(CLI::IsMember({"auto", "peer", "nccl", "pinned"}));
   app.add_option("--threads", threads, "threads of each rank; 0 shares the cores")->check(CLI::Range(0, 1024));
 }
 
 absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const RunnerOptions& runner) {
   OpenCluster open;
-  const BackendOptions backend = {.backend = "cpu", .isa = flags.isa, .threads = flags.threads};
-  absl::StatusOr<std::unique_ptr<Ops>> packer = make_backend(backend);
-  if (!packer.ok()) return packer.status();
-  open.packer = *std::move(packer);
-  auto shards = ModelShards::load_all(flags.model, flags.world, *open.packer);
+  const BackendOptions backend = {.backend = flags.backend,
+                                  .isa = flags.isa,
+                                  .threads = flags.threads,
+                                  .device = -1,
+                                  .launch = flags.launch,
+                                  .kv_format = flags.kv_format,
+                                  .exchange = flags.exchange};
+  auto shards = ModelShards::load_all(flags.model, flags.world, backend);
   if (!shards.ok()) return shards.status();
   open.shards = *std::move(shards);
   LocalClusterOptions options;

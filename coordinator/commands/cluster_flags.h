@@ -19,14 +19,17 @@ struct ClusterFlags {
   std::string transport = "local";
   std::string isa = "auto";
   int threads = 0;
+  std::string backend = "cpu";
+  std::string launch = "graph";
+  std::string kv_format = "bf16";
+  std::string exchange = "auto";
 
-  /// --model, --world, --transport, --isa, --threads.
+  /// --model, --world, --transport, --isa, --threads, --backend, --launch, --kv-format, --exchange.
   void add_to(CLI::App& app);
 };
 
 /// Shards and cluster together, in the order in which they must die.
 struct OpenCluster {
-  std::unique_ptr<Ops> packer;
   std::unique_ptr<ModelShards> shards;
   std::unique_ptr<LocalCluster> cluster;
 };

@@ -9,6 +9,7 @@
 #include "coordinator/commands/commands.h"
 #include "coordinator/commands/verify/tester.h"
 #include "kernels/reference/negative_control.h"
+#include "transport/pass/plan.h"
 
 namespace tensorfold {
 namespace {
@@ -25,6 +26,9 @@ struct VerifyFlags {
   std::vector<int> worlds;
   std::vector<std::string> transports;
   std::vector<std::string> isas;
+  std::vector<int> widths;
+  std::string backend = "cpu";
+  std::string kv_format = "bf16";
 };
 
 int run_verify(const VerifyFlags& flags) {
@@ -37,7 +41,11 @@ int run_verify(const VerifyFlags& flags) {
   options.seed = flags.seed;
   if (!flags.worlds.empty()) options.axes.worlds = flags.worlds;
   if (!flags.transports.empty()) options.axes.transports = flags.transports;
-  options.axes.isas = flags.isas;
+  if (!flags.widths.empty()) options.axes.widths = flags.widths;
+  options.backend = flags.backend;
+  options.kv_format = flags.kv_format;
+  if (flags.backend == "cpu") options.axes.variants = flags.isas;
+  if (flags.backend == "cuda" && flags.widths.empty()) options.axes.widths = {2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16};
   if (flags.negative_control) {
     options.decorate = [](std::unique_ptr<Ops> ops) { return make_negative_control(std::move(ops)); };
     options.stop_after = 1;
@@ -69,7 +77,7 @@ void add_verify_command(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand(
       "verify",
       "Run the differential tester: drafts, widths, worlds, transports, chunks, batch-mates, instruction sets, "
-      "threads, sampling; exit code 3 if any byte differs");
+      "threads, graphs, sampling; exit code 3 if any byte differs");
   command->add_option("--model", flags->model, "folder of the checkpoint")->required();
   command->add_flag("--full", flags->full, "every combination, not a sample that covers every pair of values");
   command->add_option("--sample", flags->sample, "without --full: at least so many combinations");
@@ -77,9 +85,16 @@ void add_verify_command(CLI::App& app, int* exit_code) {
   command->add_option("--reply-tokens", flags->reply_tokens, "length of the reply")->check(CLI::Range(1, 1024));
   command->add_option("--seed", flags->seed, "of the prompts and of the sampled replies");
   command->add_option("--worlds", flags->worlds, "instead of 1,2,3,4,8")->delimiter(',')->check(CLI::Range(1, 8));
-  command->add_option("--transports", flags->transports, "instead of local,ucx")
+  command->add_option("--transports", flags->transports, "instead of local,ucx; peer and nccl want a GPU a rank")
       ->delimiter(',')
-      ->check(CLI::IsMember({"local", "ucx"}));
+      ->check(CLI::IsMember({"local", "ucx", "peer", "nccl"}));
+  command->add_option("--widths", flags->widths, "rows of drafted windows")
+      ->delimiter(',')
+      ->check(CLI::Range(2, static_cast<int>(kMaxWindow)));
+  command->add_option("--backend", flags->backend, "cpu, or cuda: rank r on GPU r modulo the GPUs of this machine")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  command->add_option("--kv-format", flags->kv_format, "cuda: how keys and values are kept")
+      ->check(CLI::IsMember({"bf16", "fp8"}));
   command->add_option("--isas", flags->isas, "instead of all that this machine has")
       ->delimiter(',')
       ->check(CLI::IsMember({"avx512", "avx2", "neon", "portable"}));

@@ -36,12 +36,12 @@ std::unique_ptr<KvCache> CpuOps::make_kv_cache(int64_t layers, int64_t pages, in
   return std::make_unique<CpuKvCache>(layers, pages, kv_heads, head_dim);
 }
 
-void CpuOps::kv_write(KvCache& kv_cache, int64_t layer, Tensor k, Tensor v, std::span<const RowGroup> groups) {
+void CpuOps::kv_write(KvCache& kv_cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) {
   CpuKvCache& cache = static_cast<CpuKvCache&>(kv_cache);
   const int64_t heads = cache.kv_heads(), dim = cache.head_dim();
   kernel_check(k.cols == heads * dim && v.cols == heads * dim && k.rows == v.rows, "kv_write: shapes differ");
   kernel_check(layer >= 0 && layer < cache.layers(), "kv_write: no such layer");
-  for (const RowGroup& g : groups) {
+  for (const RowGroup& g : rows.groups) {
     check_group(g, k.rows, cache.pages());
     pool_->parallel_for(g.rows, std::max<int64_t>(1, kPieceElements / k.cols), [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
@@ -89,7 +89,7 @@ CpuOps::AttentionPlan CpuOps::plan_attention(const CpuKvCache& cache, int64_t la
   AttentionPlan plan;
   plan.state_floats = 2 * kMaxQueries + kMaxQueries * cache.value_stride();
   const auto kv_head = [&](int64_t h) { return args.kv_head_of[static_cast<size_t>(h)]; };
-  for (const RowGroup& g : args.groups) {
+  for (const RowGroup& g : args.rows.groups) {
     check_group(g, args.q.rows, cache.pages());
     for (int64_t h = 0; h < args.heads;) {
       kernel_check(kv_head(h) >= 0 && kv_head(h) < cache.kv_heads(), "attention: no such key/value head");
@@ -127,6 +127,11 @@ CpuOps::AttentionPlan CpuOps::plan_attention(const CpuKvCache& cache, int64_t la
 }
 
 void CpuOps::attention(const KvCache& kv_cache, int64_t layer, const AttentionArgs& args) {
+  mix_values(kv_cache, layer, args);
+  if (args.gate.data != nullptr) sigmoid_mul(args.out, args.gate);
+}
+
+void CpuOps::mix_values(const KvCache& kv_cache, int64_t layer, const AttentionArgs& args) {
   const CpuKvCache& cache = static_cast<const CpuKvCache&>(kv_cache);
   kernel_check(args.q.cols == args.heads * args.head_dim && args.out.cols == args.q.cols &&
                    args.head_dim == cache.head_dim() && static_cast<int64_t>(args.kv_head_of.size()) == args.heads &&

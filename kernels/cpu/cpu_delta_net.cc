@@ -66,9 +66,10 @@ struct CpuOps::DeltaRun {
 CpuOps::DeltaRun CpuOps::start_delta_run(const DeltaNetArgs& args) {
   const DeltaNetShape& shape = *args.shape;
   DeltaRun run;
-  for (size_t i = 0; i < args.groups.size(); ++i) {
-    const RowGroup& g = args.groups[i];
-    auto* state = static_cast<CpuRecurrentState*>(args.states[i]);
+  const std::vector<RecurrentState*>& states = args.rows.recurrent[static_cast<size_t>(args.layer)];
+  for (size_t i = 0; i < args.rows.groups.size(); ++i) {
+    const RowGroup& g = args.rows.groups[i];
+    auto* state = static_cast<CpuRecurrentState*>(states[i]);
     kernel_check(state->channels_ == shape.channels() && state->dk_ == shape.dk && state->dv_ == shape.dv &&
                      state->v_heads_ == shape.v_heads && state->taps_ == shape.conv_kernel,
                  "delta net: state of another shape");
@@ -173,7 +174,8 @@ void CpuOps::delta_net(const DeltaNetArgs& args) {
                    args.out.cols == args.z.cols && args.b.cols == shape.v_heads && args.a.cols == shape.v_heads &&
                    static_cast<int64_t>(shape.k_head_of.size()) == shape.v_heads && shape.conv_kernel <= 16 &&
                    args.conv->size() == shape.channels() * shape.conv_kernel && args.norm->size() == shape.dv &&
-                   args.groups.size() == args.states.size(),
+                   args.layer >= 0 && args.layer < static_cast<int64_t>(args.rows.recurrent.size()) &&
+                   args.rows.groups.size() == args.rows.recurrent[static_cast<size_t>(args.layer)].size(),
                "delta net: shapes differ");
   const DeltaRun run = start_delta_run(args);
   delta_inputs(args, run);

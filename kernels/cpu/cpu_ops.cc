@@ -101,8 +101,9 @@ void CpuOps::download(Tensor src, std::span<float> host) {
   }
 }
 
-void CpuOps::embed(const Weight& table, std::span<const int32_t> ids, Tensor out) {
+void CpuOps::embed(const Weight& table, const RowBatch& rows, Tensor out) {
   const CpuWeight& w = cpu_weight(table);
+  const std::span<const int32_t> ids = rows.tokens;
   kernel_check(static_cast<int64_t>(ids.size()) == out.rows && out.cols == w.in_features(), "embed: shapes differ");
   for_pieces(out.rows, std::min(out.cols, kPieceColumns), [&](int64_t r, int64_t, int64_t) {
     const CpuWeight::Segment& segment = w.segment_of_row(ids[static_cast<size_t>(r)]);
@@ -239,9 +240,10 @@ void CpuOps::gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) 
   }
 }
 
-RopeTable CpuOps::rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
-                             double attention_factor) {
-  const int64_t rows = static_cast<int64_t>(positions.size()), pairs = static_cast<int64_t>(inv_freq.size());
+RopeTable CpuOps::rope_table(const RowBatch& batch, const Vector& frequencies, double attention_factor) {
+  const std::span<const int64_t> positions = batch.positions;
+  const int64_t rows = static_cast<int64_t>(positions.size()), pairs = frequencies.size();
+  const float* inv_freq = cpu_vector(frequencies).data();
   RopeTable table{scratch(rows, pairs), scratch(rows, pairs)};
   pool_->parallel_for(rows, std::max<int64_t>(1, 256 / std::max<int64_t>(pairs, 1)),
                       [&](int64_t begin, int64_t end, int) {
@@ -249,7 +251,7 @@ RopeTable CpuOps::rope_table(std::span<const int64_t> positions, std::span<const
                           const double position = static_cast<double>(positions[static_cast<size_t>(r)]);
                           for (int64_t i = 0; i < pairs; ++i) {
                             double sine, cosine;
-                            sincos64(position * static_cast<double>(inv_freq[static_cast<size_t>(i)]), &sine, &cosine);
+                            sincos64(position * static_cast<double>(inv_freq[i]), &sine, &cosine);
                             table.cos.data[r * table.cos.stride + i] = static_cast<float>(cosine * attention_factor);
                             table.sin.data[r * table.sin.stride + i] = static_cast<float>(sine * attention_factor);
                           }

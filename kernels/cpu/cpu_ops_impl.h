@@ -70,12 +70,14 @@ class CpuOps : public Ops {
   std::unique_ptr<Vector> pack_vector(std::span<const float> values) override;
   std::unique_ptr<Weight> view_rows(const Weight& w, int64_t first, int64_t count) override;
   Tensor scratch(int64_t rows, int64_t cols) override;
+  ScratchMark scratch_mark() override { return pass_.mark(); }
+  void scratch_release(ScratchMark mark) override { pass_.release(mark); }
   void begin_pass() override;
   Tensor persistent(int64_t rows, int64_t cols) override;
   void upload(std::span<const float> host, Tensor dst) override;
   void download(Tensor src, std::span<float> host) override;
 
-  void embed(const Weight& table, std::span<const int32_t> ids, Tensor out) override;
+  void embed(const Weight& table, const RowBatch& rows, Tensor out) override;
   void matmul(const Weight& w, Tensor x, Tensor out) override;
   void matmul_many(std::span<const MatmulJob> jobs) override;
   void rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) override;
@@ -84,13 +86,12 @@ class CpuOps : public Ops {
   void silu_mul(Tensor gate_up, Tensor out) override;
   void sigmoid_mul(Tensor x, Tensor gate) override;
   void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override;
-  RopeTable rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
-                       double attention_factor) override;
+  RopeTable rope_table(const RowBatch& rows, const Vector& inv_freq, double attention_factor) override;
   void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) override;
 
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override;
   std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) override;
-  void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, std::span<const RowGroup> groups) override;
+  void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override;
   void attention(const KvCache& cache, int64_t layer, const AttentionArgs& args) override;
   void delta_net(const DeltaNetArgs& args) override;
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
@@ -112,6 +113,7 @@ class CpuOps : public Ops {
   // Appends the tasks of one thread's part of a product.
   void cut_matmul(const MatmulJob& job, int32_t index, int64_t part, std::vector<MatmulTask>* tasks) const;
   void run_matmul(const MatmulJob& job, const MatmulTask& task, int worker);
+  void mix_values(const KvCache& cache, int64_t layer, const AttentionArgs& args);  // attention before the gate
   AttentionPlan plan_attention(const CpuKvCache& cache, int64_t layer, const AttentionArgs& args);
   DeltaRun start_delta_run(const DeltaNetArgs& args);
   void delta_inputs(const DeltaNetArgs& args, const DeltaRun& run);

@@ -72,9 +72,9 @@ float* ScratchArena::take(int64_t floats) {
   return at;
 }
 
-void ScratchArena::reset() {
-  current_ = 0;
-  used_ = 0;
+void ScratchArena::release(ScratchMark mark) {
+  current_ = mark.block;
+  used_ = mark.used;
 }
 
 }  // namespace tensorfold

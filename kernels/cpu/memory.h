@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/ops/ops.h"
+
 namespace tensorfold {
 
 inline constexpr int64_t kAlignment = 64;
@@ -54,7 +56,10 @@ class BlockArena {
 class ScratchArena {
  public:
   float* take(int64_t floats);
-  void reset();
+  void reset() { release({}); }
+  ScratchMark mark() const { return {current_, used_}; }
+  /// What was given out since the mark may be given out again.
+  void release(ScratchMark mark);
 
  private:
   std::vector<std::unique_ptr<MemoryBlock>> blocks_;

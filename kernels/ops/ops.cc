@@ -39,4 +39,33 @@ MatrixSource MatrixSource::slice_cols(int64_t first, int64_t count) const {
   return part;
 }
 
+std::unique_ptr<Weight> Ops::pack_gate_up(const MatrixSource& gate, const MatrixSource& up) {
+  const MatrixSource blocks[] = {gate, up};
+  return pack(blocks);
+}
+
+void Ops::matmul_silu_mul(const Weight& w, Tensor x, Tensor out) {
+  const Tensor gate_up = scratch(x.rows, w.out_features());
+  matmul(w, x, gate_up);
+  silu_mul(gate_up, out);
+}
+
+void Ops::sum_tree(std::span<const Tensor> parts, std::span<const AddStep> steps, Tensor into) {
+  std::vector<AddJob> jobs;
+  for (const AddStep& step : steps) {
+    const Tensor& sum = parts[static_cast<size_t>(step.dst)];
+    jobs.push_back({sum, parts[static_cast<size_t>(step.src)], sum});
+  }
+  jobs.push_back({into, parts[0], into});
+  add_many(jobs);
+}
+
+void Ops::qkv(KvCache& cache, int64_t layer, const QkvArgs& args) {
+  if (args.q_norm != nullptr) rms_norm(args.q, args.heads, *args.q_norm, args.eps, args.q);
+  if (args.k_norm != nullptr) rms_norm(args.k, args.kv_heads, *args.k_norm, args.eps, args.k);
+  rope(args.q, args.heads, args.head_dim, args.rope);
+  rope(args.k, args.kv_heads, args.head_dim, args.rope);
+  kv_write(cache, layer, args.k, args.v, args.rows);
+}
+
 }  // namespace tensorfold

@@ -11,11 +11,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "kernels/numerics/tree.h"
 
 namespace tensorfold {
 
@@ -47,15 +50,20 @@ struct MatrixSource {
   int64_t column_unit() const { return format == WeightFormat::kMlxAffine ? group : 1; }
 };
 
-/// A fp32 [rows, cols] view in backend memory; rows are `stride` floats apart. Not owning.
+/// A [rows, cols] view in backend memory; rows are `stride` values apart. Not owning. Values are fp32, or, where
+/// `rounded` is set, what the backend's products take (bf16 on CUDA; a CPU has no such tensors).
 struct Tensor {
   float* data = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t stride = 0;
+  bool rounded = false;
 
-  Tensor columns(int64_t first, int64_t count) const { return {data + first, rows, count, stride}; }
-  Tensor row_range(int64_t first, int64_t count) const { return {data + first * stride, count, cols, stride}; }
+  Tensor columns(int64_t first, int64_t count) const { return {at(first), rows, count, stride, rounded}; }
+  Tensor row_range(int64_t first, int64_t count) const { return {at(first * stride), count, cols, stride, rounded}; }
+  float* at(int64_t values) const {
+    return rounded ? reinterpret_cast<float*>(reinterpret_cast<uint16_t*>(data) + values) : data + values;
+  }
 };
 
 /// A packed weight matrix [out_features, in_features]; belongs to the backend that packed it.
@@ -108,6 +116,22 @@ struct RowGroup {
   std::span<const int32_t> pages;  // page table: pages[p / kPageTokens] holds position p
 };
 
+/// The rows of one forward pass, and what lasts of their sequences. Host data of the caller, valid during the call;
+/// an op takes the batch that Ops::run handed to its body.
+struct RowBatch {
+  std::span<const int32_t> tokens;     // [rows]
+  std::span<const int64_t> positions;  // [rows]
+  std::span<const RowGroup> groups;
+  std::span<const std::vector<RecurrentState*>> recurrent;  // [recurrent layer][group]
+  const void* device = nullptr;        // the backend's own copy
+
+  int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+/// What a body given to Ops::run computes: bodies of one kind launch the same operations for equally many rows.
+enum class RunKind : uint8_t { kForward, kMtp, kMtpKeys };
+inline constexpr int kRunKinds = 3;
+
 /// cos and sin of each row's angles, fp32 [rows, pairs]; made once a pass.
 struct RopeTable {
   Tensor cos;
@@ -139,18 +163,35 @@ struct DeltaNetArgs {
   const Vector* norm = nullptr;     // [dv]
   float eps = 1e-6f;
   Tensor out;  // [rows, v_heads * dv]: rms(y, norm) * silu(z)
-  std::span<const RowGroup> groups;
-  std::span<RecurrentState* const> states;  // one per group
+  RowBatch rows;
+  int64_t layer = 0;  // of rows.recurrent
+};
+
+/// One attention layer's step before attention: optional norms and rotation of each query and key head in place, then
+/// keys and values into the cache.
+struct QkvArgs {
+  Tensor q;  // [rows, heads * head_dim]
+  Tensor k;  // [rows, kv_heads * head_dim]
+  Tensor v;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  const Vector* q_norm = nullptr;  // [head_dim] or null
+  const Vector* k_norm = nullptr;
+  float eps = 1e-6f;
+  RopeTable rope;
+  RowBatch rows;
 };
 
 struct AttentionArgs {
-  Tensor q;    // [rows, heads * head_dim], normed and roped
-  Tensor out;  // [rows, heads * head_dim]
+  Tensor q;     // [rows, heads * head_dim], normed and roped
+  Tensor gate;  // the same shape, or no data: out *= sigmoid(gate)
+  Tensor out;   // [rows, heads * head_dim]
   int64_t heads = 0;
   int64_t head_dim = 0;
   std::span<const int32_t> kv_head_of;  // [heads]: local key/value head of each local query head, ascending
   float scale = 1.0f;
-  std::span<const RowGroup> groups;
+  RowBatch rows;
 };
 
 /// One candidate of a vocabulary row.
@@ -172,6 +213,12 @@ struct AddJob {
   Tensor out;
 };
 
+/// A place in the pass arena.
+struct ScratchMark {
+  size_t block = 0;
+  int64_t used = 0;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -179,6 +226,8 @@ class Ops {
   /// Backend and instruction set, e.g. "cpu/avx512"; the part that enters the numeric fingerprint is
   /// fingerprint_name().
   virtual std::string describe() const = 0;
+  /// The backend behind a test's decoration.
+  virtual Ops& undecorated() { return *this; }
   /// "cpu" for every CPU instruction set (they are bit-equal); "cuda/sm_121" and so on elsewhere.
   virtual std::string fingerprint_name() const = 0;
 
@@ -186,6 +235,8 @@ class Ops {
   /// Stacks row blocks (all with equal cols, formats may differ) into one matrix [sum rows, cols]. Copies: the sources
   /// may go away afterwards.
   virtual std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) = 0;
+  /// gate over up [rows, cols] each, for matmul_silu_mul.
+  virtual std::unique_ptr<Weight> pack_gate_up(const MatrixSource& gate, const MatrixSource& up);
   virtual std::unique_ptr<Vector> pack_vector(std::span<const float> values) = 0;
   /// Rows [first, first + count) of a packed matrix, sharing its memory, which then lives as long as either. Null when
   /// the backend cannot begin a view at that row: pack the rows instead, the bits are the same.
@@ -196,7 +247,14 @@ class Ops {
   // Scratch. ------------------------------------------------------------------------------------------------------
   /// A tensor from the pass arena; valid until the next begin_pass(). Contents undefined.
   virtual Tensor scratch(int64_t rows, int64_t cols) = 0;
+  /// The same for what only products read: `rounded` where the backend rounds their inputs.
+  virtual Tensor scratch_input(int64_t rows, int64_t cols) { return scratch(rows, cols); }
+  /// What was taken from the arena since `mark` may be given out again (ScratchScope).
+  virtual ScratchMark scratch_mark() = 0;
+  virtual void scratch_release(ScratchMark mark) = 0;
   virtual void begin_pass() = 0;
+  /// Waits for everything that was asked for. Empty, or what went wrong on the device since the last call.
+  virtual std::string finish_pass() { return {}; }
   /// A tensor that lives until the Ops object dies (rows kept between passes).
   virtual Tensor persistent(int64_t rows, int64_t cols) = 0;
   virtual void upload(std::span<const float> host, Tensor dst) = 0;
@@ -205,15 +263,29 @@ class Ops {
   /// Where the host may read and write a tensor in place, or null if it lives in device memory.
   virtual float* host_data(Tensor t) { return t.data; }
 
+  // Runs. ---------------------------------------------------------------------------------------------------------
+  /// Runs `body` on the rows: body(batch to give to ops, input) -> a tensor of as many rows, valid until the next run of
+  /// this kind. A backend may pad the rows, keep the launches and repeat them for another batch of about that size
+  /// instead of calling the body again; `keep` false forbids it. The bits are the same. `input` has as many rows, or no
+  /// data.
+  using RunBody = std::function<Tensor(const RowBatch& rows, Tensor input)>;
+  virtual Tensor run(RunKind /*kind*/, const RowBatch& rows, Tensor input, bool /*keep*/, const RunBody& body) {
+    return body(rows, input);
+  }
+  /// Forgets kept launches: addresses that they use are no longer valid.
+  virtual void forget_runs() {}
+
   // Arithmetic. ---------------------------------------------------------------------------------------------------
-  /// out[r, :] = table[ids[r], :], dequantised.
-  virtual void embed(const Weight& table, std::span<const int32_t> ids, Tensor out) = 0;
+  /// out[r, :] = table[tokens[r], :], dequantised.
+  virtual void embed(const Weight& table, const RowBatch& rows, Tensor out) = 0;
   /// out[r, n] = sum_k w[n, k] x[r, k]; 16 lanes over k, folded by the fixed tree.
   virtual void matmul(const Weight& w, Tensor x, Tensor out) = 0;
   /// Independent matmuls, the same bits as one after another; a backend may run them as one launch.
   virtual void matmul_many(std::span<const MatmulJob> jobs) {
     for (const MatmulJob& job : jobs) matmul(*job.weight, job.x, job.out);
   }
+  /// out [rows, n] = silu(gate x) * (up x) of a pack_gate_up weight [2n, k].
+  virtual void matmul_silu_mul(const Weight& w, Tensor x, Tensor out);
   /// x [rows, heads * dim] seen as heads vectors of `dim`: out = x * rsqrt(mean(x^2) + eps) * weight[dim]. May alias.
   virtual void rms_norm(Tensor x, int64_t heads, const Vector& weight, float eps, Tensor out) = 0;
   /// out = a + b elementwise; may alias either.
@@ -222,6 +294,9 @@ class Ops {
   virtual void add_many(std::span<const AddJob> jobs) {
     for (const AddJob& job : jobs) add(job.a, job.b, job.out);
   }
+  /// into += tree: `steps` in order, parts[dst] += parts[src], then into += parts[0]. The parts are used as scratch. All
+  /// [rows, cols].
+  virtual void sum_tree(std::span<const Tensor> parts, std::span<const AddStep> steps, Tensor into);
   /// gate_up [rows, 2 * n]: out[r, i] = silu(gate_up[r, i]) * gate_up[r, n + i].
   virtual void silu_mul(Tensor gate_up, Tensor out) = 0;
   /// x[r, i] *= sigmoid(gate[r, i]).
@@ -232,8 +307,7 @@ class Ops {
   // Positions. ----------------------------------------------------------------------------------------------------
   /// angle = position * inv_freq[i] in float64, cos and sin correctly computed there, times attention_factor, rounded
   /// once.
-  virtual RopeTable rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
-                               double attention_factor) = 0;
+  virtual RopeTable rope_table(const RowBatch& rows, const Vector& inv_freq, double attention_factor) = 0;
   /// Rotates the first 2 * pairs dims of each head in place, pairs (i, i + pairs) ("rotate half").
   virtual void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) = 0;
 
@@ -241,7 +315,9 @@ class Ops {
   virtual std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) = 0;
   virtual std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) = 0;
   /// Writes k and v [rows, kv_heads * head_dim] at their rows' positions.
-  virtual void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, std::span<const RowGroup> groups) = 0;
+  virtual void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) = 0;
+  /// Norms, rope and kv_write of an attention layer.
+  virtual void qkv(KvCache& cache, int64_t layer, const QkvArgs& args);
   /// Causal attention of each row over positions 0..its own.
   virtual void attention(const KvCache& cache, int64_t layer, const AttentionArgs& args) = 0;
   /// One step a token in position order: first the group's `accepted` kept inputs of the last window, then its certain
@@ -252,6 +328,19 @@ class Ops {
   /// The n best of each row by (logit descending, id ascending); ids count from first_id. Rows may hold fewer than n.
   /// NaN logits sort last.
   virtual std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) = 0;
+};
+
+/// Gives back what was taken from the pass arena during its life.
+class ScratchScope {
+ public:
+  explicit ScratchScope(Ops& ops) : ops_(ops), mark_(ops.scratch_mark()) {}
+  ~ScratchScope() { ops_.scratch_release(mark_); }
+  ScratchScope(const ScratchScope&) = delete;
+  ScratchScope& operator=(const ScratchScope&) = delete;
+
+ private:
+  Ops& ops_;
+  const ScratchMark mark_;
 };
 
 }  // namespace tensorfold

@@ -23,12 +23,13 @@ class NegativeControl : public Ops {
   explicit NegativeControl(std::unique_ptr<Ops> inner) : inner_(std::move(inner)) {}
 
   std::string describe() const override { return "negative-control/" + inner_->describe(); }
+  Ops& undecorated() override { return inner_->undecorated(); }
   std::string fingerprint_name() const override { return "negative-control"; }
 
   std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) override {
     auto weight = std::make_unique<SplitWeight>();
     weight->whole = inner_->pack(blocks);
-    int64_t unit = 1;
+    int64_t unit = 8;  // what every backend can begin a product at
     for (const MatrixSource& block : blocks) unit = std::max(unit, block.column_unit());  // powers of two
     const int64_t cols = blocks.front().cols, cut = cols / 2 / unit * unit;
     if (cut == 0) return weight;
@@ -52,13 +53,22 @@ class NegativeControl : public Ops {
     inner_->add(out, other, out);
   }
 
-  void embed(const Weight& table, std::span<const int32_t> ids, Tensor out) override {
-    inner_->embed(*static_cast<const SplitWeight&>(table).whole, ids, out);
+  void embed(const Weight& table, const RowBatch& rows, Tensor out) override {
+    inner_->embed(*static_cast<const SplitWeight&>(table).whole, rows, out);
   }
 
   std::unique_ptr<Vector> pack_vector(std::span<const float> values) override { return inner_->pack_vector(values); }
   Tensor scratch(int64_t rows, int64_t cols) override { return inner_->scratch(rows, cols); }
+  Tensor scratch_input(int64_t rows, int64_t cols) override { return inner_->scratch_input(rows, cols); }
+  ScratchMark scratch_mark() override { return inner_->scratch_mark(); }
+  void scratch_release(ScratchMark mark) override { inner_->scratch_release(mark); }
   void begin_pass() override { inner_->begin_pass(); }
+  std::string finish_pass() override { return inner_->finish_pass(); }
+  float* host_data(Tensor t) override { return inner_->host_data(t); }
+  Tensor run(RunKind kind, const RowBatch& rows, Tensor input, bool keep, const RunBody& body) override {
+    return inner_->run(kind, rows, input, keep, body);
+  }
+  void forget_runs() override { inner_->forget_runs(); }
   Tensor persistent(int64_t rows, int64_t cols) override { return inner_->persistent(rows, cols); }
   void upload(std::span<const float> host, Tensor dst) override { inner_->upload(host, dst); }
   void download(Tensor src, std::span<float> host) override { inner_->download(src, host); }
@@ -66,14 +76,16 @@ class NegativeControl : public Ops {
     inner_->rms_norm(x, heads, weight, eps, out);
   }
   void add(Tensor a, Tensor b, Tensor out) override { inner_->add(a, b, out); }
+  void sum_tree(std::span<const Tensor> parts, std::span<const AddStep> steps, Tensor into) override {
+    inner_->sum_tree(parts, steps, into);
+  }
   void silu_mul(Tensor gate_up, Tensor out) override { inner_->silu_mul(gate_up, out); }
   void sigmoid_mul(Tensor x, Tensor gate) override { inner_->sigmoid_mul(x, gate); }
   void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override {
     inner_->gather_rows(src, rows, dst);
   }
-  RopeTable rope_table(std::span<const int64_t> positions, std::span<const float> inv_freq,
-                       double attention_factor) override {
-    return inner_->rope_table(positions, inv_freq, attention_factor);
+  RopeTable rope_table(const RowBatch& rows, const Vector& inv_freq, double attention_factor) override {
+    return inner_->rope_table(rows, inv_freq, attention_factor);
   }
   void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) override {
     inner_->rope(x, heads, head_dim, table);
@@ -84,9 +96,10 @@ class NegativeControl : public Ops {
   std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) override {
     return inner_->make_recurrent_state(shape);
   }
-  void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, std::span<const RowGroup> groups) override {
-    inner_->kv_write(cache, layer, k, v, groups);
+  void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override {
+    inner_->kv_write(cache, layer, k, v, rows);
   }
+  void qkv(KvCache& cache, int64_t layer, const QkvArgs& args) override { inner_->qkv(cache, layer, args); }
   void attention(const KvCache& cache, int64_t layer, const AttentionArgs& args) override {
     inner_->attention(cache, layer, args);
   }

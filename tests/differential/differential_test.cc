@@ -96,7 +96,7 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) 
     const Cell& cell = outcome.cell;
     seen.insert(fmt::format("world {}", cell.world));
     if (cell.world > 1) seen.insert(cell.transport);
-    seen.insert(cell.isa);
+    seen.insert(cell.variant);
     seen.insert(fmt::format("threads {}", cell.threads));
     seen.insert(draft_name(cell.draft));
     seen.insert(fmt::format("width {}", cell.width));
@@ -113,7 +113,7 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) 
   for (const int threads : axes.threads) wanted.insert(fmt::format("threads {}", threads));
   for (const int width : axes.widths) wanted.insert(fmt::format("width {}", width));
   for (const int chunk : axes.chunks) wanted.insert(fmt::format("chunk {}", chunk));
-  for (const std::string& isa : axes.isas.empty() ? available_isas() : axes.isas) wanted.insert(isa);
+  for (const std::string& isa : axes.variants.empty() ? available_isas() : axes.variants) wanted.insert(isa);
   for (const std::string& value : wanted) EXPECT_TRUE(seen.count(value)) << "no cell with " << value;
   EXPECT_GT(accepted, 0u);
   EXPECT_LT(accepted, drafted);
@@ -129,9 +129,9 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
   if (name == "sprout") {
     // A real model costs more a cell: fewer values of the axes that the fixtures cover in full.
     options.axes.worlds = {1, 2, 3};
-    options.axes.isas = available_isas();
-    if (options.axes.isas.size() > 2)
-      options.axes.isas.erase(options.axes.isas.begin() + 1, options.axes.isas.end() - 1);
+    options.axes.variants = available_isas();
+    if (options.axes.variants.size() > 2)
+      options.axes.variants.erase(options.axes.variants.begin() + 1, options.axes.variants.end() - 1);
     options.axes.widths = {2, 4, 8};
     options.axes.chunks = {7, 64, 0};
   }
@@ -159,7 +159,7 @@ TesterOptions with_negative_control(const std::string& name) {
   options.axes.worlds = {1, 3};
   options.axes.transports = {"local"};
   options.axes.threads = {1};
-  options.axes.isas = {"auto"};
+  options.axes.variants = {"auto"};
   options.decorate = [](std::unique_ptr<Ops> ops) { return make_negative_control(std::move(ops)); };
   return options;
 }
@@ -213,13 +213,13 @@ TEST(DifferentialNegativeControl, SingleRowsMatchTheReference) {
 // Protects: the sample leaves out no pair of axis values that the product has, and is the same every time.
 TEST(DifferentialCells, SampleCoversEveryPair) {
   Axes axes;
-  axes.isas = {"x", "y", "z"};
+  axes.variants = {"x", "y", "z"};
   const std::vector<Cell> all = product(axes, true, 8);
   const std::vector<Cell> sample = pairwise_sample(all, 0);
   EXPECT_LT(sample.size(), all.size() / 20);
   const auto values = [](const Cell& cell) {
     return std::vector<std::string>{
-        fmt::format("{}", cell.world),   cell.transport,         cell.isa,
+        fmt::format("{}", cell.world),   cell.transport,         cell.variant,
         fmt::format("{}", cell.threads), draft_name(cell.draft), fmt::format("{}", cell.width),
         fmt::format("{}", cell.chunk),   cell.mates ? "m" : "a", cell.sampled ? "s" : "g"};
   };
@@ -243,7 +243,7 @@ TEST(DifferentialCells, SampleCoversEveryPair) {
 // world of one has no transport.
 TEST(DifferentialCells, ProductHasWhatTheModelAllows) {
   Axes axes;
-  axes.isas = {"x"};
+  axes.variants = {"x"};
   EXPECT_EQ(product(axes, true, 8).size(), (1 + 4 * 2) * 2 * (1 + 3 * 7) * 4 * 2 * 2u);
   for (const Cell& cell : product(axes, false, 4)) {
     EXPECT_LE(cell.world, 4);

@@ -46,7 +46,7 @@ void poison(Ops& ops, KvCache& cache, int64_t layer, int64_t pages, const Shape&
   const int64_t rows = pages * kPageTokens, cols = s.kv_heads * s.head_dim;
   const Tensor nan = upload(ops, rows, cols, std::vector<float>(static_cast<size_t>(rows * cols), NAN));
   const RowGroup group{0, rows, 0, 0, rows, table};
-  ops.kv_write(cache, layer, nan, nan, std::span<const RowGroup>(&group, 1));
+  ops.kv_write(cache, layer, nan, nan, batch_of({&group, 1}));
 }
 
 // One pass over [first, first + count) of each sequence together; results in order.
@@ -70,7 +70,7 @@ std::vector<float> pass(Ops& ops, KvCache& cache, const std::vector<const Sequen
     at += count;
   }
   const Tensor tq = upload(ops, at, q_cols, q), out = ops.scratch(at, q_cols);
-  ops.kv_write(cache, 1, upload(ops, at, kv_cols, k), upload(ops, at, kv_cols, v), groups);
+  ops.kv_write(cache, 1, upload(ops, at, kv_cols, k), upload(ops, at, kv_cols, v), batch_of(groups));
   AttentionArgs args;
   args.q = tq;
   args.out = out;
@@ -78,7 +78,7 @@ std::vector<float> pass(Ops& ops, KvCache& cache, const std::vector<const Sequen
   args.head_dim = s.head_dim;
   args.kv_head_of = sequences[0]->kv_head_of;
   args.scale = sequences[0]->scale;
-  args.groups = groups;
+  args.rows = batch_of(groups);
   ops.attention(cache, 1, args);
   return download(ops, out);
 }

@@ -86,4 +86,23 @@ std::vector<NamedCheck> attention_checks();
 std::vector<NamedCheck> delta_net_checks();
 std::vector<NamedCheck> golden_checks();
 
+/// A batch of row groups for ops that look at nothing else.
+inline RowBatch batch_of(std::span<const RowGroup> groups) {
+  RowBatch rows;
+  rows.groups = groups;
+  return rows;
+}
+
+inline RowBatch batch_at(std::span<const int64_t> positions) {
+  RowBatch rows;
+  rows.positions = positions;
+  return rows;
+}
+
+inline RowBatch batch_with(std::span<const int32_t> tokens) {
+  RowBatch rows;
+  rows.tokens = tokens;
+  return rows;
+}
+
 }  // namespace tensorfold

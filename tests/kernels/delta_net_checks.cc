@@ -76,8 +76,9 @@ std::vector<float> pass(Ops& ops, const std::vector<Window>& windows) {
   args.dt_bias = dt_bias.get();
   args.norm = norm.get();
   args.out = ops.scratch(rows, s.v_heads * s.dv);
-  args.groups = groups;
-  args.states = states;
+  const std::vector<RecurrentState*> layers[] = {states};
+  args.rows = batch_of(groups);
+  args.rows.recurrent = layers;
   ops.delta_net(args);
   return download(ops, args.out);
 }

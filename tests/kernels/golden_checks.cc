@@ -83,7 +83,7 @@ uint64_t attention_hash(Ops& ops) {
   const std::span<const RowGroup> groups(&group, 1);
   const Tensor k = upload(ops, rows, kv_heads * dim, random.vector(rows * kv_heads * dim));
   const Tensor v = upload(ops, rows, kv_heads * dim, random.vector(rows * kv_heads * dim));
-  ops.kv_write(*cache, 0, k, v, groups);
+  ops.kv_write(*cache, 0, k, v, batch_of(groups));
   AttentionArgs args;
   args.q = upload(ops, rows, heads * dim, random.vector(rows * heads * dim));
   args.out = ops.scratch(rows, heads * dim);
@@ -91,7 +91,7 @@ uint64_t attention_hash(Ops& ops) {
   args.head_dim = dim;
   args.kv_head_of = kv_head_of;
   args.scale = 0.5f;
-  args.groups = groups;
+  args.rows = batch_of(groups);
   ops.attention(*cache, 0, args);
   return hash_bits(download(ops, args.out));
 }
@@ -109,7 +109,7 @@ uint64_t delta_net_hash(Ops& ops) {
   const auto conv = ops.pack_vector(random.vector(s.channels() * 4)), a_log = ops.pack_vector(random.vector(4)),
              dt_bias = ops.pack_vector(random.vector(4)), norm = ops.pack_vector(random.vector(s.dv));
   const auto state = ops.make_recurrent_state(s);
-  RecurrentState* states[] = {state.get()};
+  const std::vector<RecurrentState*> states[] = {{state.get()}};
   const RowGroup group{0, rows, 0, 0, rows - 5, {}};
   DeltaNetArgs args;
   args.shape = &s;
@@ -122,8 +122,8 @@ uint64_t delta_net_hash(Ops& ops) {
   args.dt_bias = dt_bias.get();
   args.norm = norm.get();
   args.out = ops.scratch(rows, 4 * s.dv);
-  args.groups = std::span<const RowGroup>(&group, 1);
-  args.states = states;
+  args.rows = batch_of({&group, 1});
+  args.rows.recurrent = states;
   ops.delta_net(args);
   return hash_bits(download(ops, args.out));
 }
@@ -148,7 +148,7 @@ void golden_ops(Checker& c) {
     ops.sigmoid_mul(x, normed);
     compare(c, v.name, "activations", hash_bits(download(ops, x), hash_bits(download(ops, half))));
     const std::vector<int64_t> positions = {0, 1, 77, 4096, 1000000};
-    const RopeTable table = ops.rope_table(positions, std::vector<float>{1.0f, 0.5f, 0.01f, 1e-6f}, 1.0);
+    const RopeTable table = ops.rope_table(batch_at(positions), *ops.pack_vector(std::vector<float>{1.0f, 0.5f, 0.01f, 1e-6f}), 1.0);
     ops.rope(normed, 3, 100, table);
     compare(c, v.name, "rope", hash_bits(download(ops, normed)));
     compare(c, v.name, "attention", attention_hash(ops));

@@ -186,7 +186,7 @@ void formats_equal_their_fp32_copy(Checker& c) {
       const std::vector<int32_t> ids = {12, 0, 7, 7, 1};
       v.ops->begin_pass();
       const Tensor out = v.ops->scratch(5, 256);
-      v.ops->embed(*table, ids, out);
+      v.ops->embed(*table, batch_with(ids), out);
       const RefMatrix values = ref_dequantise(m->source);
       std::vector<float> want;
       for (int32_t id : ids) {

@@ -97,7 +97,7 @@ void rope(Checker& c) {
     const std::vector<float> x = random.vector(70 * cols);
     same_everywhere(c, "rope", cols, [&, head_dim = head_dim](Ops& ops, int64_t rows) {
       const std::span<const int64_t> at(positions.data(), static_cast<size_t>(rows));
-      const RopeTable table = ops.rope_table(at, inv_freq, 1.25);
+      const RopeTable table = ops.rope_table(batch_at(at), *ops.pack_vector(inv_freq), 1.25);
       const Tensor t = upload(ops, rows, cols, head_rows(x, rows, cols));
       ops.rope(t, heads, head_dim, table);
       const std::vector<float> got = download(ops, t);

@@ -153,13 +153,19 @@ AttentionBlock::Projected AttentionBlock::project(PassContext& pass, const RopeT
   }
   out.k = all.columns(at, kv_cols);
   out.v = all.columns(at + kv_cols, kv_cols);
-  if (spec_.qk_norm) {
-    pass.ops->rms_norm(out.q, local_heads_, *q_norm_, eps_, out.q);
-    pass.ops->rms_norm(out.k, local_kv_heads_, *k_norm_, eps_, out.k);
-  }
-  pass.ops->rope(out.q, local_heads_, dim, rope);
-  pass.ops->rope(out.k, local_kv_heads_, dim, rope);
-  pass.ops->kv_write(*pass.kv, kv_layer_, out.k, out.v, pass.groups);
+  QkvArgs args;
+  args.q = out.q;
+  args.k = out.k;
+  args.v = out.v;
+  args.heads = local_heads_;
+  args.kv_heads = local_kv_heads_;
+  args.head_dim = dim;
+  args.q_norm = q_norm_.get();
+  args.k_norm = k_norm_.get();
+  args.eps = eps_;
+  args.rope = rope;
+  args.rows = pass.rows;
+  pass.ops->qkv(*pass.kv, kv_layer_, args);
   return out;
 }
 
@@ -169,17 +175,17 @@ absl::Status AttentionBlock::add_to(PassContext& pass, int layer, const RopeTabl
                                     Tensor residual) const {
   const Projected in = project(pass, rope, x);
   pass.record(layer, "attention.q", in.q, first_head_, local_heads_);
-  const Tensor mixed = pass.ops->scratch(x.rows, local_heads_ * spec_.head_dim);
+  const Tensor mixed = pass.ops->scratch_input(x.rows, local_heads_ * spec_.head_dim);
   AttentionArgs args;
   args.q = in.q;
+  if (spec_.gated) args.gate = in.gate;
   args.out = mixed;
   args.heads = local_heads_;
   args.head_dim = spec_.head_dim;
   args.kv_head_of = kv_head_of_;
   args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec_.head_dim)));
-  args.groups = pass.groups;
+  args.rows = pass.rows;
   pass.ops->attention(*pass.kv, kv_layer_, args);
-  if (spec_.gated) pass.ops->sigmoid_mul(mixed, in.gate);
   pass.record(layer, "attention.heads", mixed, first_head_, local_heads_);
   return out_.add_to(pass, layer, "attention.o_proj", mixed, residual);
 }
@@ -198,8 +204,8 @@ absl::StatusOr<std::unique_ptr<MlpBlock>> MlpBlock::load(LoadContext& load, cons
   if (!gate.ok()) return gate.status();
   absl::StatusOr<MatrixSource> up = load.reader.matrix(prefix + ".up_proj", intermediate, hidden);
   if (!up.ok()) return up.status();
-  const MatrixSource rows[] = {gate->slice_rows(first, block->columns_), up->slice_rows(first, block->columns_)};
-  block->gate_up_ = load.ops.pack(rows);
+  block->gate_up_ =
+      load.ops.pack_gate_up(gate->slice_rows(first, block->columns_), up->slice_rows(first, block->columns_));
   absl::StatusOr<SlicedProjection> down =
       SlicedProjection::load(load, prefix + ".down_proj", hidden, cut, unit_columns);
   if (!down.ok()) return down.status();
@@ -208,10 +214,8 @@ absl::StatusOr<std::unique_ptr<MlpBlock>> MlpBlock::load(LoadContext& load, cons
 }
 
 absl::Status MlpBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor residual) const {
-  const Tensor gate_up = pass.ops->scratch(x.rows, 2 * columns_);
-  pass.ops->matmul(*gate_up_, x, gate_up);
-  const Tensor mixed = pass.ops->scratch(x.rows, columns_);
-  pass.ops->silu_mul(gate_up, mixed);
+  const Tensor mixed = pass.ops->scratch_input(x.rows, columns_);
+  pass.ops->matmul_silu_mul(*gate_up_, x, mixed);
   return down_.add_to(pass, layer, "mlp.down_proj", mixed, residual);
 }
 
@@ -311,9 +315,9 @@ absl::Status DeltaNetBlock::add_to(PassContext& pass, int layer, Tensor x, Tenso
   args.dt_bias = dt_bias_.get();
   args.norm = norm_.get();
   args.eps = eps_;
-  args.out = pass.ops->scratch(x.rows, v_cols);
-  args.groups = pass.groups;
-  args.states = pass.recurrent[static_cast<size_t>(recurrent_layer_)];
+  args.out = pass.ops->scratch_input(x.rows, v_cols);
+  args.rows = pass.rows;
+  args.layer = recurrent_layer_;
   pass.ops->delta_net(args);
   pass.record(layer, "delta_net.heads", args.out, first_v_head_, shape_.v_heads);
   return out_.add_to(pass, layer, "delta_net.out_proj", args.out, residual);
@@ -341,7 +345,7 @@ absl::StatusOr<std::unique_ptr<VocabularyBlock>> VocabularyBlock::load(LoadConte
   return block;
 }
 
-void VocabularyBlock::embed(PassContext& pass, Tensor out) const { pass.ops->embed(*table_, pass.tokens, out); }
+void VocabularyBlock::embed(PassContext& pass, Tensor out) const { pass.ops->embed(*table_, pass.rows, out); }
 
 void VocabularyBlock::logits(PassContext& pass, Tensor hidden, Tensor out) const {
   pass.ops->matmul(*head_, hidden, out);

@@ -44,7 +44,7 @@ absl::StatusOr<DecoderLayer> load_decoder_layer(LoadContext& load, const std::st
 }
 
 Decoder::Decoder(const ModelConfig& config, const ModelShape& shape)
-    : shape_(shape), eps_(static_cast<float>(config.rms_norm_eps)), inv_freq_(inverse_frequencies(config)) {}
+    : shape_(shape), eps_(static_cast<float>(config.rms_norm_eps)) {}
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::load(LoadContext& load, const ModelShape& shape,
                                                        const DecoderSpec& spec) {
@@ -54,6 +54,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::load(LoadContext& load, const 
 }
 
 absl::Status Decoder::load_parts(Decoder& decoder, LoadContext& load, const DecoderSpec& spec) {
+  decoder.inv_freq_ = load.ops.pack_vector(inverse_frequencies(load.config));
   auto vocabulary = VocabularyBlock::load(load, vocab_slices(load.config));
   if (!vocabulary.ok()) return vocabulary.status();
   decoder.vocabulary_ = *std::move(vocabulary);
@@ -79,11 +80,11 @@ WeightCost Decoder::cost() const {
   return cost;
 }
 
-RopeTable Decoder::rope_for(PassContext& pass) const { return pass.ops->rope_table(pass.positions, inv_freq_, 1.0); }
+RopeTable Decoder::rope_for(PassContext& pass) const { return pass.ops->rope_table(pass.rows, *inv_freq_, 1.0); }
 
 absl::Status Decoder::run_layer(PassContext& pass, int index, const DecoderLayer& layer, const RopeTable& rope,
-                                Tensor residual) const {
-  const Tensor normed = pass.ops->scratch(residual.rows, shape_.hidden);
+                                Tensor normed, Tensor residual) const {
+  const ScratchScope scope(*pass.ops);
   pass.ops->rms_norm(residual, 1, *layer.input_norm, eps_, normed);
   pass.record(index, "input_norm", normed);
   const absl::Status mixed = layer.attention != nullptr ? layer.attention->add_to(pass, index, rope, normed, residual)
@@ -98,15 +99,17 @@ absl::Status Decoder::run_layer(PassContext& pass, int index, const DecoderLayer
 }
 
 absl::Status Decoder::forward(PassContext& pass, Tensor* hidden) {
-  const Tensor residual = pass.ops->scratch(static_cast<int64_t>(pass.tokens.size()), shape_.hidden);
+  // What outlives a layer is taken before the first: a layer's own scratch is given back at its end.
+  const Tensor residual = pass.ops->scratch(pass.rows.rows(), shape_.hidden);
+  const Tensor normed = pass.ops->scratch_input(residual.rows, shape_.hidden);
+  *hidden = pass.ops->scratch(residual.rows, shape_.hidden);
+  const RopeTable rope = rope_for(pass);
   vocabulary_->embed(pass, residual);
   pass.record(-1, "embed", residual);
-  const RopeTable rope = rope_for(pass);
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const absl::Status status = run_layer(pass, static_cast<int>(i), layers_[i], rope, residual);
+    const absl::Status status = run_layer(pass, static_cast<int>(i), layers_[i], rope, normed, residual);
     if (!status.ok()) return status;
   }
-  *hidden = pass.ops->scratch(residual.rows, shape_.hidden);
   pass.ops->rms_norm(residual, 1, *final_norm_, eps_, *hidden);
   pass.record(static_cast<int>(layers_.size()), "final_norm", *hidden);
   return absl::OkStatus();

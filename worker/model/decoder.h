@@ -38,14 +38,15 @@ class Decoder : public Model {
  protected:
   Decoder(const ModelConfig& config, const ModelShape& shape);
   static absl::Status load_parts(Decoder& decoder, LoadContext& load, const DecoderSpec& spec);
-  absl::Status run_layer(PassContext& pass, int index, const DecoderLayer& layer, const RopeTable& rope,
+  /// `normed` [rows, hidden] is scratch of the caller's (scratch_input).
+  absl::Status run_layer(PassContext& pass, int index, const DecoderLayer& layer, const RopeTable& rope, Tensor normed,
                          Tensor residual) const;
   RopeTable rope_for(PassContext& pass) const;
   WeightCost cost() const;
 
   ModelShape shape_;
   float eps_ = 0;
-  std::vector<float> inv_freq_;
+  std::unique_ptr<Vector> inv_freq_;
   std::unique_ptr<VocabularyBlock> vocabulary_;
   std::vector<DecoderLayer> layers_;
   std::unique_ptr<Vector> final_norm_;

@@ -57,10 +57,7 @@ struct PassContext {
   KvCache* kv = nullptr;
   SliceSum* sum = nullptr;
   Trace* trace = nullptr;              // null unless the differential tester looks
-  std::span<const int32_t> tokens;     // [rows]
-  std::span<const int64_t> positions;  // [rows]
-  std::span<const RowGroup> groups;
-  std::vector<std::vector<RecurrentState*>> recurrent;  // [recurrent layer][group]
+  RowBatch rows;
 
   void record(int layer, const char* op, Tensor value, int64_t first_unit = 0, int64_t units = 1) const {
     if (trace != nullptr) trace->record(layer, op, value, first_unit, units);
@@ -80,7 +77,7 @@ class Model {
   virtual absl::Status forward(PassContext& pass, Tensor* hidden) = 0;
   /// logits [rows, local_vocab] of final-normed rows.
   virtual void logits(PassContext& pass, Tensor hidden, Tensor logits) = 0;
-  /// One MTP layer over pairs (final-normed hidden of position p, token at p + 1), pair index p in pass.positions.
+  /// One MTP layer over pairs (final-normed hidden of position p, token at p + 1), pair index p in pass.rows.
   /// `*out` [rows, hidden] is its normed output, which both feeds the head and the next draft step. With keys_only the
   /// pairs only leave their keys and values, and `*out` is not set. Unimplemented if the family has no MTP layer.
   virtual absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) = 0;

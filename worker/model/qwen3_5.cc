@@ -93,23 +93,23 @@ absl::Status Qwen35::load_mtp(LoadContext& load, const DecoderSpec& spec) {
 absl::Status Qwen35::mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) {
   Ops& ops = *pass.ops;
   const int64_t width = shape_.hidden;
+  const Tensor residual = ops.scratch(hidden.rows, width);
+  const Tensor normed = ops.scratch_input(hidden.rows, width);
+  *out = ops.scratch(hidden.rows, width);
+  const RopeTable rope = rope_for(pass);
   const Tensor embedding = ops.scratch(hidden.rows, width);
   vocabulary_->embed(pass, embedding);
-  const Tensor both = ops.scratch(hidden.rows, 2 * width);
+  const Tensor both = ops.scratch_input(hidden.rows, 2 * width);
   ops.rms_norm(embedding, 1, *mtp_embedding_norm_, eps_, both.columns(0, width));
   ops.rms_norm(hidden, 1, *mtp_hidden_norm_, eps_, both.columns(width, width));
-  const Tensor residual = ops.scratch(hidden.rows, width);
   ops.matmul(*mtp_fc_, both, residual);
-  const RopeTable rope = rope_for(pass);
   if (keys_only) {
-    const Tensor normed = ops.scratch(hidden.rows, width);
     ops.rms_norm(residual, 1, *mtp_layer_.input_norm, eps_, normed);
     mtp_layer_.attention->write_keys(pass, rope, normed);
     return absl::OkStatus();
   }
   const int index = static_cast<int>(shape_.layers);
-  if (absl::Status status = run_layer(pass, index, mtp_layer_, rope, residual); !status.ok()) return status;
-  *out = ops.scratch(hidden.rows, width);
+  if (absl::Status status = run_layer(pass, index, mtp_layer_, rope, normed, residual); !status.ok()) return status;
   ops.rms_norm(residual, 1, *mtp_norm_, eps_, *out);
   return absl::OkStatus();
 }

@@ -28,14 +28,16 @@ Tensor ExchangeSum::finish(int64_t slices, Tensor all, int64_t node_rows) {
 
 absl::Status ExchangeSum::add(int64_t slices, int64_t first, std::span<const Tensor> partials, Tensor residual) {
   const SliceRange mine = {first, static_cast<int64_t>(partials.size())};
+  if (mine.count == slices) {
+    ops_.sum_tree(partials, fold_plan(slices, mine), residual);
+    return absl::OkStatus();
+  }
   std::vector<AddJob> steps;
   run_plan(fold_plan(slices, mine), [&](int dst, int src) {
     const Tensor& into = partials[static_cast<size_t>(dst)];
     steps.push_back({into, partials[static_cast<size_t>(src)], into});
   });
-  if (mine.count == slices) steps.push_back({residual, partials[0], residual});
   ops_.add_many(steps);
-  if (mine.count == slices) return absl::OkStatus();
   std::vector<Tensor> nodes;
   for (const SliceRange& node : owned_nodes(slices, mine)) {
     nodes.push_back(partials[static_cast<size_t>(node.first - first)]);

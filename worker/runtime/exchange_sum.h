@@ -1,4 +1,4 @@
-// SliceSum over the ranks of a world: aligned subtrees are added here, their nodes travel, every rank finishes the
+// WorldSum over a Communicator, for tensors in host memory: aligned subtrees are added here, their nodes travel, every rank finishes the
 // tree.
 #pragma once
 
@@ -6,21 +6,22 @@
 #include <vector>
 
 #include "transport/base/communicator.h"
-#include "worker/model/slice_sum.h"
+#include "worker/runtime/world_sum.h"
 
 namespace tensorfold {
 
 /// Thread-safety: used by the pass runner's thread.
-class ExchangeSum : public SliceSum {
+class ExchangeSum : public WorldSum {
  public:
   /// Messages of at least `long_bytes` a node are exchanged by rows when the world has more than two ranks: each rank
   /// finishes the tree for its share of the rows, then the finished rows are gathered. The bits are the same.
   explicit ExchangeSum(Ops& ops, int64_t long_bytes = 128 * 1024) : ops_(ops), long_bytes_(long_bytes) {}
 
-  /// Null for a world of one.
-  void use(Communicator* communicator) { communicator_ = communicator; }
-  /// The deadline of the pass that runs now.
-  void set_deadline(Deadline deadline) { deadline_ = deadline; }
+  void use(Communicator* communicator) override { communicator_ = communicator; }
+  absl::Status begin_pass(Deadline deadline) override {
+    deadline_ = deadline;
+    return absl::OkStatus();
+  }
 
   absl::Status add(int64_t slices, int64_t first, std::span<const Tensor> partials, Tensor residual) override;
 

@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::start(ModelShards& s
   }
   for (int rank = 0; rank < world; ++rank) {
     Rank& member = cluster->ranks_[static_cast<size_t>(rank)];
-    absl::StatusOr<std::unique_ptr<Ops>> ops = make_backend(backend);
+    absl::StatusOr<std::unique_ptr<Ops>> ops = make_backend(backend, rank);
     if (!ops.ok()) return ops.status();
     member.ops = options.decorate ? options.decorate(*std::move(ops)) : *std::move(ops);
     auto runner = PassRunner::create(*member.ops, shards.model(rank), options.runner);

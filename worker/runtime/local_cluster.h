@@ -34,6 +34,7 @@ class LocalCluster {
   ~LocalCluster();
 
   PassExecutor& executor() { return *executor_; }
+  Ops& ops(int rank) { return *ranks_[static_cast<size_t>(rank)].ops; }
   PassRunner& runner(int rank) { return *ranks_[static_cast<size_t>(rank)].runner; }
   int world() const { return static_cast<int>(ranks_.size()); }
   /// Makes every rank forget all sequences (between cells of a test).

@@ -18,7 +18,7 @@ struct PassRunner::Work {
 };
 
 PassRunner::PassRunner(Ops& ops, Model& model, const RunnerOptions& options)
-    : ops_(ops), model_(model), options_(options), sum_(ops) {}
+    : ops_(ops), model_(model), options_(options), sum_(make_world_sum(ops)) {}
 
 absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& model, const RunnerOptions& options) {
   const ModelShape& shape = model.shape();
@@ -34,7 +34,8 @@ absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& 
 
 void PassRunner::use(Communicator* communicator) {
   communicator_ = communicator;
-  sum_.use(communicator);
+  sum_->use(communicator);
+  ops_.forget_runs();
 }
 
 void PassRunner::reset() {
@@ -46,27 +47,37 @@ void PassRunner::reset() {
   for (int64_t slot = 0; slot < slots_->slots(); ++slot) slots_->release(static_cast<uint32_t>(slot));
 }
 
+absl::Status PassRunner::assume_context(uint32_t slot, int64_t tokens) { return slots_->assume(slot, tokens); }
+
 Deadline PassRunner::deadline_for(uint64_t rows) const {
   return Deadline::after(options_.step_timeout + options_.row_timeout * static_cast<int64_t>(rows));
 }
 
-PassContext PassRunner::context(std::span<const int32_t> tokens, std::span<const int64_t> positions,
-                                std::span<const RowGroup> groups) {
+PassContext PassRunner::context() {
   PassContext pass;
   pass.ops = &ops_;
   pass.kv = kv_.get();
-  pass.sum = &sum_;
-  pass.trace = trace_;
-  pass.tokens = tokens;
-  pass.positions = positions;
-  pass.groups = groups;
+  pass.sum = sum_.get();
   return pass;
+}
+
+absl::Status PassRunner::run_mtp(const RowBatch& rows, Tensor hidden, bool keys_only, Tensor* out) {
+  absl::Status status;
+  const RunKind kind = keys_only ? RunKind::kMtpKeys : RunKind::kMtp;
+  *out = ops_.run(kind, rows, hidden, true, [&](const RowBatch& batch, Tensor input) {
+    PassContext pass = context();
+    pass.rows = batch;
+    Tensor result;
+    status = model_.mtp(pass, input, keys_only, &result);
+    return result;
+  });
+  return status;
 }
 
 absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
   ops_.begin_pass();
   deadline_ = deadline_for(plan.rows());
-  sum_.set_deadline(deadline_);
+  if (absl::Status status = sum_->begin_pass(deadline_); !status.ok()) return status;
   mtp_rows_.clear();
   for (const uint32_t slot : plan.release) {
     if (slot >= slots_->slots()) {
@@ -100,17 +111,27 @@ absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
     item.accepted = sequence.accepted;
   }
   if (work.empty()) return result;
-  if (absl::Status status = draft(work); !status.ok()) return status;
-  Tensor hidden;
-  if (absl::Status status = forward(work, &hidden); !status.ok()) return status;
-  if (absl::Status status = report_rows(work, hidden, &result.rows); !status.ok()) return status;
-  if (absl::Status status = fill_mtp_keys(work, hidden); !status.ok()) return status;
-  keep_window(work, hidden);
+  absl::Status status = compute(work, &result);
+  // A failed exchange or device is the cause of whatever else went wrong after it.
+  const std::string failure = ops_.finish_pass();
+  if (absl::Status exchanged = sum_->finish_pass(); !exchanged.ok()) return exchanged;
+  if (!failure.empty()) return absl::InternalError(failure);
+  if (!status.ok()) return status;
   for (const Work& item : work) {
     result.drafts.emplace_back(item.tokens.begin() + static_cast<std::ptrdiff_t>(item.plan->tokens.size()),
                                item.tokens.end());
   }
   return result;
+}
+
+absl::Status PassRunner::compute(std::vector<Work>& work, LocalResult* result) {
+  if (absl::Status status = draft(work); !status.ok()) return status;
+  Tensor hidden;
+  if (absl::Status status = forward(work, &hidden); !status.ok()) return status;
+  if (absl::Status status = report_rows(work, hidden, &result->rows); !status.ok()) return status;
+  if (absl::Status status = fill_mtp_keys(work, hidden); !status.ok()) return status;
+  keep_window(work, hidden);
+  return absl::OkStatus();
 }
 
 // The MTP layer's part before the forward pass: pairs of the committed rows of the last window, then draft steps. All
@@ -145,14 +166,13 @@ absl::Status PassRunner::draft(std::vector<Work>& work) {
     for (int64_t j = 0; j < pairs; ++j) index[static_cast<size_t>(j)] = static_cast<int32_t>(j);
     ops_.gather_rows(with_pairs[i]->slot->kept_hidden, index, hidden.row_range(groups[i].first_row, pairs));
   }
-  PassContext pass = context(tokens, positions, groups);
-  pass.trace = nullptr;
   Tensor out;
   const bool any_steps =
       std::any_of(with_pairs.begin(), with_pairs.end(), [](const Work* item) { return item->plan->mtp_steps > 0; });
   const bool keys_only = !any_steps && !keep_mtp_logits_;
-  if (absl::Status status = model_.mtp(pass, hidden, keys_only, &out); !status.ok()) return status;
-  if (keep_mtp_logits_) record_mtp(pass, out);
+  const RowBatch batch = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = {}};
+  if (absl::Status status = run_mtp(batch, hidden, keys_only, &out); !status.ok()) return status;
+  if (keep_mtp_logits_) record_mtp(positions, out);
   std::vector<Work*> drafting;
   for (size_t i = 0; i < with_pairs.size(); ++i) {
     Work& item = *with_pairs[i];
@@ -169,7 +189,7 @@ absl::Status PassRunner::draft(std::vector<Work>& work) {
     for (int64_t i = 0; i < rows; ++i) {
       ops_.gather_rows(drafting[static_cast<size_t>(i)]->draft_hidden, {&zero, 1}, ends.row_range(i, 1));
     }
-    absl::StatusOr<std::vector<int32_t>> best = best_tokens(ends, pass);
+    absl::StatusOr<std::vector<int32_t>> best = best_tokens(ends);
     if (!best.ok()) return best.status();
     std::vector<Work*> next;
     for (int64_t i = 0; i < rows; ++i) {
@@ -194,17 +214,17 @@ absl::Status PassRunner::draft(std::vector<Work>& work) {
                         .certain = 1,
                         .pages = next[i]->slot->pages});
     }
-    PassContext chained = context(tokens, positions, groups);
-    chained.trace = nullptr;
-    if (absl::Status status = model_.mtp(chained, from, false, &out); !status.ok()) return status;
+    const RowBatch chained = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = {}};
+    if (absl::Status status = run_mtp(chained, from, false, &out); !status.ok()) return status;
     for (size_t i = 0; i < next.size(); ++i) next[i]->draft_hidden = out.row_range(static_cast<int64_t>(i), 1);
     drafting = std::move(next);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int32_t>> PassRunner::best_tokens(Tensor hidden, PassContext& pass) {
+absl::StatusOr<std::vector<int32_t>> PassRunner::best_tokens(Tensor hidden) {
   const ModelShape& shape = model_.shape();
+  PassContext pass = context();
   const Tensor logits = ops_.scratch(hidden.rows, shape.local_vocab);
   model_.logits(pass, hidden, logits);
   std::vector<Candidate> mine;
@@ -256,12 +276,21 @@ absl::Status PassRunner::forward(std::vector<Work>& work, Tensor* hidden) {
     for (const Work& item : work) slots.insert(slots.end(), item.tokens.size(), item.plan->slot);
     trace_->begin_pass(positions, slots);
   }
-  PassContext pass = context(tokens, positions, groups);
-  for (size_t layer = 0; layer < model_.shape().recurrent.size(); ++layer) {
-    std::vector<RecurrentState*>& states = pass.recurrent.emplace_back();
-    for (const Work& item : work) states.push_back(item.slot->recurrent[layer].get());
+  std::vector<std::vector<RecurrentState*>> recurrent(model_.shape().recurrent.size());
+  for (size_t layer = 0; layer < recurrent.size(); ++layer) {
+    for (const Work& item : work) recurrent[layer].push_back(item.slot->recurrent[layer].get());
   }
-  return model_.forward(pass, hidden);
+  const RowBatch batch = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = recurrent};
+  absl::Status status;
+  *hidden = ops_.run(RunKind::kForward, batch, {}, trace_ == nullptr, [&](const RowBatch& rows, Tensor) {
+    PassContext pass = context();
+    pass.trace = trace_;
+    pass.rows = rows;
+    Tensor result;
+    status = model_.forward(pass, &result);
+    return result;
+  });
+  return status;
 }
 
 absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidden, std::vector<RowReport>* rows) {
@@ -279,7 +308,7 @@ absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidde
   const Tensor wanted = ops_.scratch(count, shape.hidden);
   ops_.gather_rows(hidden, index, wanted);
   const Tensor logits = ops_.scratch(count, shape.local_vocab);
-  PassContext pass = context({}, {}, {});
+  PassContext pass = context();
   model_.logits(pass, wanted, logits);
   std::vector<std::vector<Candidate>> candidates;
   if (most > 0) candidates = ops_.top_candidates(logits, static_cast<int32_t>(shape.first_vocab_id), most);
@@ -329,21 +358,20 @@ absl::Status PassRunner::fill_mtp_keys(std::vector<Work>& work, Tensor hidden) {
   if (tokens.empty()) return absl::OkStatus();
   const Tensor rows = ops_.scratch(static_cast<int64_t>(index.size()), model_.shape().hidden);
   ops_.gather_rows(hidden, index, rows);
-  PassContext pass = context(tokens, positions, groups);
-  pass.trace = nullptr;
+  const RowBatch batch = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = {}};
   Tensor out;
-  if (absl::Status status = model_.mtp(pass, rows, !keep_mtp_logits_, &out); !status.ok()) return status;
-  if (!keep_mtp_logits_) return absl::OkStatus();
-  record_mtp(pass, out);
+  if (absl::Status status = run_mtp(batch, rows, !keep_mtp_logits_, &out); !status.ok()) return status;
+  if (keep_mtp_logits_) record_mtp(positions, out);
   return absl::OkStatus();
 }
 
-void PassRunner::record_mtp(PassContext& pass, Tensor out) {
+void PassRunner::record_mtp(std::span<const int64_t> positions, Tensor out) {
+  PassContext pass = context();
   const Tensor logits = ops_.scratch(out.rows, model_.shape().local_vocab);
   model_.logits(pass, out, logits);
   for (int64_t i = 0; i < out.rows; ++i) {
     RowReport& row = mtp_rows_.emplace_back();
-    row.row = static_cast<uint32_t>(pass.positions[static_cast<size_t>(i)]);
+    row.row = static_cast<uint32_t>(positions[static_cast<size_t>(i)]);
     row.first_id = static_cast<int32_t>(model_.shape().first_vocab_id);
     row.logits.resize(static_cast<size_t>(model_.shape().local_vocab));
     ops_.download(logits.row_range(i, 1), row.logits);

@@ -9,7 +9,7 @@
 #include "transport/base/communicator.h"
 #include "transport/pass/plan.h"
 #include "worker/model/model.h"
-#include "worker/runtime/exchange_sum.h"
+#include "worker/runtime/world_sum.h"
 #include "worker/state/slots.h"
 
 namespace tensorfold {
@@ -41,6 +41,10 @@ class PassRunner {
   /// Must have passed validate_plan. Errors leave the slots in an undefined state: reset() before going on.
   absl::StatusOr<LocalResult> run(const PassPlan& plan);
 
+  /// Pretends that `tokens` tokens of `slot` have been computed, on pages 0 and up: what lies in them is whatever the
+  /// cache holds. For measuring long contexts; the next plan goes on at that position.
+  absl::Status assume_context(uint32_t slot, int64_t tokens);
+
   Deadline deadline_for(uint64_t rows) const;
   void set_trace(Trace* trace) { trace_ = trace; }
   /// Also computes the MTP layer's outputs of all pairs of use_mtp sequences and keeps their logits until the next pass
@@ -57,20 +61,21 @@ class PassRunner {
 
   PassRunner(Ops& ops, Model& model, const RunnerOptions& options);
   absl::Status draft(std::vector<Work>& work);
-  absl::StatusOr<std::vector<int32_t>> best_tokens(Tensor hidden, PassContext& pass);
+  absl::Status compute(std::vector<Work>& work, LocalResult* result);
+  absl::StatusOr<std::vector<int32_t>> best_tokens(Tensor hidden);
   absl::Status forward(std::vector<Work>& work, Tensor* hidden);
   absl::Status fill_mtp_keys(std::vector<Work>& work, Tensor hidden);
-  void record_mtp(PassContext& pass, Tensor out);
+  absl::Status run_mtp(const RowBatch& rows, Tensor hidden, bool keys_only, Tensor* out);
+  void record_mtp(std::span<const int64_t> positions, Tensor out);
   void keep_window(std::vector<Work>& work, Tensor hidden);
   absl::Status report_rows(const std::vector<Work>& work, Tensor hidden, std::vector<RowReport>* rows);
-  PassContext context(std::span<const int32_t> tokens, std::span<const int64_t> positions,
-                      std::span<const RowGroup> groups);
+  PassContext context();
 
   Ops& ops_;
   Model& model_;
   const RunnerOptions options_;
   Communicator* communicator_ = nullptr;
-  ExchangeSum sum_;
+  std::unique_ptr<WorldSum> sum_;
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<SlotTable> slots_;
   Trace* trace_ = nullptr;

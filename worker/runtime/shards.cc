@@ -65,6 +65,21 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::st
   return shards;
 }
 
+absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world,
+                                                                   const BackendOptions& backend,
+                                                                   const Decorate& decorate) {
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world);
+  if (!shards.ok()) return shards.status();
+  for (int rank = 0; rank < world; ++rank) {
+    absl::StatusOr<std::unique_ptr<Ops>> packer = make_backend(backend, rank);
+    if (!packer.ok()) return packer.status();
+    const std::unique_ptr<Ops> ops = decorate ? decorate(*std::move(packer)) : *std::move(packer);
+    if (absl::Status status = (*shards)->load(rank, *ops); !status.ok()) return status;
+  }
+  (*shards)->close_files();
+  return shards;
+}
+
 std::string numeric_fingerprint(const Ops& ops, const SlicePlan& slices, const std::string& options,
                                 const std::string& checkpoint_hash) {
   const std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n", std::string(kNumericsVersion), ops.fingerprint_name(),

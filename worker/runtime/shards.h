@@ -1,6 +1,7 @@
 // A checkpoint opened, checked and loaded: one model a rank that this process holds.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/model/model.h"
+#include "worker/runtime/backend.h"
 
 namespace tensorfold {
 
@@ -21,6 +23,11 @@ class ModelShards {
   absl::Status load(int rank, Ops& packer);
   /// open() and load() of all ranks of `world`.
   static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world, Ops& packer);
+  /// The same with a packer for each rank, on the GPU that the rank will run on; `decorate` (may be null) wraps it.
+  using Decorate = std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)>;
+  static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world,
+                                                               const BackendOptions& backend,
+                                                               const Decorate& decorate = nullptr);
 
   int world() const { return world_; }
   /// The config as loaded (tied head and MTP layer settled by what the weights have).

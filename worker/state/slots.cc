@@ -64,6 +64,18 @@ absl::StatusOr<Slot*> SlotTable::open(const SequencePlan& plan) {
   return &slot;
 }
 
+absl::Status SlotTable::assume(uint32_t slot, int64_t tokens) {
+  const int64_t pages = (tokens + kMaxWindow + kPageTokens - 1) / kPageTokens + 1;
+  if (slot >= slots_.size() || tokens < 0 || pages > pages_) {
+    return absl::InvalidArgumentError(fmt::format("slot {} cannot be taken to position {}: there are {} slots, {} pages",
+                                                  slot, tokens, slots_.size(), pages_));
+  }
+  start(slots_[slot]);
+  slots_[slot].committed = tokens;
+  for (int64_t page = 0; page < pages; ++page) slots_[slot].pages.push_back(static_cast<int32_t>(page));
+  return absl::OkStatus();
+}
+
 int64_t SlotTable::state_bytes() const {
   int64_t bytes = 0;
   for (const Slot& slot : slots_) {

@@ -39,6 +39,8 @@ class SlotTable {
   /// Applies one sequence's page changes and commits: returns the slot, or an error that names slot and both positions
   /// when plan and state disagree (a lost or repeated plan must never be computed on).
   absl::StatusOr<Slot*> open(const SequencePlan& plan);
+  /// Makes `slot` one whose first `tokens` tokens are taken for computed, on pages 0 and up (measurements only).
+  absl::Status assume(uint32_t slot, int64_t tokens);
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
   /// Bytes of recurrent state in use.
   int64_t state_bytes() const;

@@ -13,7 +13,7 @@ namespace {
 std::array<std::string, 8> values(const Cell& cell) {
   return {fmt::format("{}", cell.world),
           cell.transport,
-          cell.isa,
+          cell.variant,
           fmt::format("{}", cell.threads),
           fmt::format("{}{}", draft_name(cell.draft), cell.width),
           fmt::format("{}", cell.chunk),
@@ -47,7 +47,7 @@ std::string draft_name(CellDraft draft) {
 }
 
 std::string Cell::name() const {
-  return fmt::format("world {} {} {} threads {} {} width {} chunk {} {} {}", world, world == 1 ? "-" : transport, isa,
+  return fmt::format("world {} {} {} threads {} {} width {} chunk {} {} {}", world, world == 1 ? "-" : transport, variant,
                      threads, draft_name(draft), width, chunk == 0 ? std::string("all") : fmt::format("{}", chunk),
                      mates ? "with mates" : "alone", sampled ? "sampled" : "greedy");
 }
@@ -58,12 +58,12 @@ std::vector<Cell> product(const Axes& axes, bool has_mtp, int widest) {
   for (const int world : axes.worlds) {
     if (world > widest) continue;
     for (size_t t = 0; t < (world == 1 ? 1 : axes.transports.size()); ++t) {
-      for (const std::string& isa : axes.isas) {
+      for (const std::string& variant : axes.variants) {
         for (const int threads : axes.threads) {
           Cell& cell = clusters.emplace_back();
           cell.world = world;
           cell.transport = world == 1 ? "local" : axes.transports[t];
-          cell.isa = isa;
+          cell.variant = variant;
           cell.threads = threads;
         }
       }

@@ -18,8 +18,8 @@ enum class CellDraft : uint8_t {
 /// One combination of everything that must not matter.
 struct Cell {
   int world = 1;
-  std::string transport = "local";
-  std::string isa = "auto";
+  std::string transport = "local";  // local, ucx; with a GPU a rank also peer, nccl
+  std::string variant = "auto";     // cpu: instruction set; cuda: graph or eager
   int threads = 1;
   CellDraft draft = CellDraft::kOff;
   int width = 1;
@@ -33,7 +33,7 @@ struct Cell {
 struct Axes {
   std::vector<int> worlds = {1, 2, 3, 4, 8};
   std::vector<std::string> transports = {"local", "ucx"};
-  std::vector<std::string> isas;  // filled in from the machine
+  std::vector<std::string> variants;  // filled in from the backend and the machine
   std::vector<int> threads = {1, 2};
   std::vector<CellDraft> drafts = {CellDraft::kOff, CellDraft::kCopy, CellDraft::kMtp, CellDraft::kMixed};
   std::vector<int> widths = {2, 3, 4, 5, 6, 7, 8};

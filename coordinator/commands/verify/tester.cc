@@ -22,10 +22,9 @@ class Bench {
     if (shards_ != nullptr && shards_->world() == world && decorated_ == decorated) return shards_.get();
     cluster_.reset();
     shards_.reset();
-    absl::StatusOr<std::unique_ptr<Ops>> packer = make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
-    if (!packer.ok()) return packer.status();
-    packer_ = decorated && options_.decorate ? options_.decorate(*std::move(packer)) : *std::move(packer);
-    auto loaded = ModelShards::load_all(options_.model_dir, world, *packer_);
+    const BackendOptions packer = {.backend = options_.backend, .isa = "auto", .threads = 1};
+    auto loaded =
+        ModelShards::load_all(options_.model_dir, world, packer, decorated ? options_.decorate : ModelShards::Decorate());
     if (!loaded.ok()) return loaded.status();
     shards_ = *std::move(loaded);
     decorated_ = decorated;
@@ -34,14 +33,23 @@ class Bench {
 
   absl::StatusOr<LocalCluster*> cluster(const Cell& cell, const CellInputs& inputs, bool decorated) {
     const std::string key =
-        fmt::format("{} {} {} {} {}", cell.world, cell.transport, cell.isa, cell.threads, decorated);
+        fmt::format("{} {} {} {} {}", cell.world, cell.transport, cell.variant, cell.threads, decorated);
     if (cluster_ != nullptr && key == key_) return cluster_.get();
     absl::StatusOr<ModelShards*> weights = shards(cell.world, decorated && options_.decorate);
     if (!weights.ok()) return weights.status();
     cluster_.reset();
     LocalClusterOptions options;
-    options.transport = cell.transport;
-    options.backend = {.backend = "cpu", .isa = cell.isa, .threads = cell.threads};
+    // The ways between GPUs need some transport to find each other by.
+    const bool between_gpus = cell.transport == "peer" || cell.transport == "nccl";
+    options.transport = between_gpus ? "local" : cell.transport;
+    options.backend = {.backend = options_.backend, .isa = "auto", .threads = cell.threads};
+    if (options_.backend == "cpu") {
+      options.backend.isa = cell.variant;
+    } else {
+      options.backend.launch = cell.variant;
+      options.backend.kv_format = options_.kv_format;
+      options.backend.exchange = between_gpus ? cell.transport : "pinned";
+    }
     options.runner.slots = cells_slots();
     options.runner.pages = cells_pages(inputs);
     if (decorated) options.decorate = options_.decorate;
@@ -54,7 +62,6 @@ class Bench {
 
  private:
   const TesterOptions& options_;
-  std::unique_ptr<Ops> packer_;
   bool decorated_ = false;
   std::unique_ptr<ModelShards> shards_;
   std::unique_ptr<LocalCluster> cluster_;
@@ -63,7 +70,7 @@ class Bench {
 
 Cell reference_cell(const Axes& axes, bool sampled) {
   Cell cell;
-  cell.isa = axes.isas.front();
+  cell.variant = axes.variants.front();
   cell.sampled = sampled;
   return cell;
 }
@@ -85,16 +92,12 @@ std::string compare(const CellResult& reference, const CellResult& run) {
 // Runs a cell once more with every intermediate value hashed.
 absl::StatusOr<std::vector<std::unique_ptr<TraceRecorder>>> traced(Bench& bench, const Cell& cell,
                                                                    const CellInputs& inputs, bool decorated,
-                                                                   const std::vector<uint32_t>& expected,
-                                                                   std::vector<std::unique_ptr<Ops>>& readers) {
+                                                                   const std::vector<uint32_t>& expected) {
   absl::StatusOr<LocalCluster*> cluster = bench.cluster(cell, inputs, decorated);
   if (!cluster.ok()) return cluster.status();
   std::vector<std::unique_ptr<TraceRecorder>> traces;
   for (int rank = 0; rank < cell.world; ++rank) {
-    absl::StatusOr<std::unique_ptr<Ops>> reader = make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
-    if (!reader.ok()) return reader.status();
-    readers.push_back(*std::move(reader));
-    traces.push_back(std::make_unique<TraceRecorder>(*readers.back(), cell_slot(cell)));
+    traces.push_back(std::make_unique<TraceRecorder>((*cluster)->ops(rank), cell_slot(cell)));
     (*cluster)->runner(rank).set_trace(traces.back().get());
   }
   const absl::StatusOr<CellResult> result = run_cell((*cluster)->executor(), cell, inputs, expected);
@@ -106,10 +109,9 @@ absl::StatusOr<std::vector<std::unique_ptr<TraceRecorder>>> traced(Bench& bench,
 absl::StatusOr<std::string> explain(const TesterOptions& options, const Axes& axes, const Cell& cell,
                                     const CellInputs& inputs, const std::vector<uint32_t>& expected) {
   Bench bench(options);
-  std::vector<std::unique_ptr<Ops>> readers;
-  auto reference = traced(bench, reference_cell(axes, cell.sampled), inputs, false, {}, readers);
+  auto reference = traced(bench, reference_cell(axes, cell.sampled), inputs, false, {});
   if (!reference.ok()) return reference.status();
-  auto run = traced(bench, cell, inputs, true, expected, readers);
+  auto run = traced(bench, cell, inputs, true, expected);
   if (!run.ok()) return run.status();
   const auto view = [](const std::vector<std::unique_ptr<TraceRecorder>>& traces) {
     std::vector<const TraceRecorder*> out;
@@ -150,7 +152,11 @@ CellInputs make_inputs(uint32_t vocabulary, uint32_t prompt_tokens, uint32_t rep
 absl::StatusOr<TesterReport> run_tester(const TesterOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   Axes axes = options.axes;
-  if (axes.isas.empty()) axes.isas = available_isas();
+  if (options.backend == "cuda") {
+    if (axes.variants.empty()) axes.variants = {"eager", "graph"};
+    axes.threads = {1};
+  }
+  if (axes.variants.empty()) axes.variants = available_isas();
   Bench bench(options);
   absl::StatusOr<ModelShards*> alone = bench.shards(1, false);
   if (!alone.ok()) return alone.status();
@@ -222,7 +228,7 @@ void print_report(const TesterReport& report, bool every_cell, std::ostream& out
     for (const std::string& name :
          {fmt::format("world      {}", cell.world),
           fmt::format("transport  {}", cell.world == 1 ? std::string("-") : cell.transport),
-          fmt::format("isa        {}", cell.isa), fmt::format("threads    {}", cell.threads),
+          fmt::format("variant    {}", cell.variant), fmt::format("threads    {}", cell.threads),
           fmt::format("draft      {} width {}", draft_name(cell.draft), cell.width),
           fmt::format("chunk      {}", cell.chunk == 0 ? std::string("all") : fmt::format("{}", cell.chunk)),
           fmt::format("batch      {}", cell.mates ? "with mates" : "alone"),

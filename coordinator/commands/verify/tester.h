@@ -18,7 +18,9 @@ namespace tensorfold {
 
 struct TesterOptions {
   std::string model_dir;
-  Axes axes;          // empty isas: all that this machine has
+  std::string backend = "cpu";
+  std::string kv_format = "bf16";  // cuda
+  Axes axes;                       // empty variants: all that backend and machine have
   bool full = false;  // the whole product; else a sample that covers every pair of axis values
   size_t sample = 0;  // at least so many cells
   uint32_t prompt_tokens = 70;

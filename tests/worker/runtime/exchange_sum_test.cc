@@ -72,7 +72,7 @@ absl::StatusOr<Matrix> rank_sum(const Case& c, int world, int rank, Communicator
   const std::unique_ptr<Ops> ops = one_thread_ops(rank % 2 == 0 ? "portable" : "auto");
   ExchangeSum sum(*ops, long_bytes);
   sum.use(communicator);
-  sum.set_deadline(Deadline::after(std::chrono::seconds(60)));
+  if (absl::Status s = sum.begin_pass(Deadline::after(std::chrono::seconds(60))); !s.ok()) return s;
   const SliceRange owned = owned_slices(c.slices, world, rank);
   Matrix out(static_cast<size_t>(c.rows * c.cols));
   for (int round = 0; round < 2; ++round) {
@@ -158,7 +158,7 @@ TEST(ExchangeSum, NamesThePeerThatDoesNotCome) {
   const std::unique_ptr<Ops> ops = one_thread_ops();
   ExchangeSum sum(*ops);
   sum.use((*communicators)[0].get());
-  sum.set_deadline(Deadline::after(std::chrono::milliseconds(30)));
+  ASSERT_TRUE(sum.begin_pass(Deadline::after(std::chrono::milliseconds(30))).ok());
   ops->begin_pass();
   const Tensor residual = ops->scratch(1, 16);
   ops->upload(Matrix(16, 2.0f), residual);

@@ -128,7 +128,7 @@ class ScriptedModel : public Model {
   int64_t weight_bytes() const override { return 0; }
   int64_t weight_values() const override { return 0; }
   absl::Status forward(PassContext& pass, Tensor* hidden) override {
-    *hidden = zeros(*pass.ops, static_cast<int64_t>(pass.tokens.size()), shape_.hidden);
+    *hidden = zeros(*pass.ops, pass.rows.rows(), shape_.hidden);
     return forward_(pass, *hidden);
   }
   void logits(PassContext& pass, Tensor hidden, Tensor logits) override {
