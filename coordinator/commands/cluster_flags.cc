@@ -15,7 +15,7 @@ void ClusterFlags::add_to(CLI::App& app) {
   app.add_option("--launch", launch, "cuda: graph or eager; the same bits")->check(CLI::IsMember({"graph", "eager"}));
   app.add_option("--kv-format", kv_format, "cuda: how keys and values are kept")->check(CLI::IsMember({"bf16", "fp8"}));
   app.add_option("--exchange", exchange, "cuda: how ranks' sums travel; auto measures")
-      ->check(CLI::IsMember({"auto", "peer", "nccl", "pinned"}));
+      ->check(CLI::IsMember({"auto", "peer", "nccl", "pinned", "staged"}));
   app.add_option("--threads", threads, "threads of each rank; 0 shares the cores")->check(CLI::Range(0, 1024));
 }
 

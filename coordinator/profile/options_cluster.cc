@@ -68,10 +68,12 @@ Options model_options() {
       {.key = "model.kv_dtype",
        .type = Type::kString,
        .field = at<&Profile::model, &M::kv_dtype>,
-       .fallback = "f32",
-       .choices = {"f32"},
-       .help = "Number format of the KV cache. Part of the numeric fingerprint.",
-       .example = "f32",
+       .fallback = "auto",
+       .choices = {"auto", "f32", "bf16", "fp8"},
+       .help = "Number format of the KV cache. `auto`: f32 on the cpu backend, which has no other, and bf16 on cuda, "
+               "which also has fp8 (e4m3, one power-of-two scale a key or value vector). Part of the numeric "
+               "fingerprint.",
+       .example = "fp8",
        .cluster_wide = true},
   };
 }
@@ -276,9 +278,38 @@ Options compute_options() {
        .type = Type::kString,
        .field = at<&Profile::compute, &C::backend>,
        .fallback = "cpu",
-       .choices = {"cpu"},
-       .help = "Where passes run. Part of the numeric fingerprint.",
-       .example = "cpu",
+       .choices = {"cpu", "cuda"},
+       .help = "Where passes run: the processor's cores or an NVIDIA GPU a rank. Part of the numeric fingerprint.",
+       .example = "cuda",
+       .cluster_wide = true},
+      {.key = "compute.device",
+       .type = Type::kInteger,
+       .field = at<&Profile::compute, &C::device>,
+       .fallback = "-1",
+       .min = -1,
+       .max = 63,
+       .help = "cuda: number of the GPU on the rank's machine, counted from 0.",
+       .example = "0",
+       .default_note = "-1: the rank's number modulo the GPUs of its machine"},
+      {.key = "compute.launch",
+       .type = Type::kString,
+       .field = at<&Profile::compute, &C::launch>,
+       .fallback = "graph",
+       .choices = {"graph", "eager"},
+       .help = "cuda: `graph` captures passes of up to 64 rows once and replays them, `eager` launches every kernel. "
+               "The same bits; `eager` is slower and for finding faults.",
+       .example = "eager"},
+      {.key = "compute.exchange",
+       .type = Type::kString,
+       .field = at<&Profile::compute, &C::exchange>,
+       .fallback = "auto",
+       .choices = {"auto", "peer", "nccl", "pinned", "staged"},
+       .help =
+           "cuda: how sums over slices travel between ranks. `peer`: GPUs of one machine write into each other's "
+           "memory; `nccl`: NCCL sends and receives; `pinned`: through host memory and UCX, which every machine can; "
+           "`staged`: the same with the host waiting in between, for several ranks of one process on one GPU. `auto` "
+           "measures what all ranks can do and takes the fastest. The same bits.",
+       .example = "nccl",
        .cluster_wide = true},
       {.key = "compute.threads",
        .type = Type::kInteger,

@@ -174,6 +174,11 @@ std::string profile_error_text(const ProfileError& error, const std::string& ori
   return text;
 }
 
+std::string Profile::kv_format() const {
+  if (model.kv_dtype != "auto") return model.kv_dtype;
+  return compute.backend == "cuda" ? "bf16" : "f32";
+}
+
 std::string Profile::Cluster::ucx_tls() const {
   std::string joined;
   for (const std::string& name : ucx.tls) joined += fmt::format("{}{}", joined.empty() ? "" : ",", name);

@@ -55,7 +55,7 @@ struct Profile {
     std::vector<std::string> aliases;  // more names that requests may use
     std::int64_t context_length = 0;   // tokens; 0: the checkpoint's own
     std::string precision;             // "checkpoint"
-    std::string kv_dtype;              // "f32"
+    std::string kv_dtype;              // "auto", "f32", "bf16" or "fp8"; see kv_format()
   } model;
 
   struct Cluster {
@@ -93,10 +93,16 @@ struct Profile {
   } cluster;
 
   struct Compute {
-    std::string backend;  // "cpu"
-    int threads = 0;      // 0: all cores
-    std::string isa;      // "auto", "avx512", "avx2", "neon" or "portable"
+    std::string backend;   // "cpu" or "cuda"
+    int threads = 0;       // cpu; 0: all cores
+    std::string isa;       // cpu; "auto", "avx512", "avx2", "neon" or "portable"
+    int device = -1;       // cuda; -1: rank modulo the GPUs of its machine
+    std::string launch;    // cuda; "graph" or "eager"
+    std::string exchange;  // cuda; "auto", "peer", "nccl", "pinned" or "staged"
   } compute;
+
+  // What model.kv_dtype comes to on this backend: "f32" on cpu, "bf16" or "fp8" on cuda.
+  std::string kv_format() const;
 
   struct Memory {
     std::int64_t kv_pages = 0;    // pages; 0: as many as fit kv_bytes

@@ -247,6 +247,16 @@ Rules scheduling_rules() {
          if (!c.is_set("draft.min_match") || (kind != "none" && kind != "mtp")) return "";
          return fmt::format("has no effect with draft.kind: {}", kind);
        }},
+      {{"model.kv_dtype", "compute.backend"},
+       kError,
+       "`model.kv_dtype` is one that `compute.backend` has: f32 on cpu; bf16 or fp8 on cuda.",
+       [](const Context& c) -> std::string {
+         const std::string& kv = c.profile.model.kv_dtype;
+         const bool cuda = c.profile.compute.backend == "cuda";
+         if (kv == "auto" || (kv == "f32") != cuda) return "";
+         return fmt::format("compute.backend {} keeps keys and values as {}, not {}", c.profile.compute.backend,
+                            cuda ? "bf16 or fp8" : "f32", kv);
+       }},
       {{"model.aliases", "model.served_name"},
        kError,
        "`model.aliases` does not repeat `model.served_name`.",

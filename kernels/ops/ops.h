@@ -231,6 +231,9 @@ class Ops {
   /// "cpu" for every CPU instruction set (they are bit-equal); "cuda/sm_121" and so on elsewhere.
   virtual std::string fingerprint_name() const = 0;
 
+  /// Bytes that the device has left; -1 where tensors are in host memory.
+  virtual int64_t free_memory() { return -1; }
+
   // Weights. ------------------------------------------------------------------------------------------------------
   /// Stacks row blocks (all with equal cols, formats may differ) into one matrix [sum rows, cols]. Copies: the sources
   /// may go away afterwards.

@@ -15,10 +15,11 @@
 #include "absl/status/statusor.h"
 #include "worker/checkpoint/model_config.h"
 #include "worker/checkpoint/safetensors.h"
+#include "worker/checkpoint/tensor_source.h"
 
 namespace tensorfold {
 
-class Checkpoint {
+class Checkpoint : public TensorSource {
  public:
   /// Called from one thread at a time, now and then, with bytes done of bytes in all.
   using Progress = std::function<void(uint64_t done, uint64_t total)>;
@@ -30,16 +31,14 @@ class Checkpoint {
   /// if there is one, must agree with its shards in both directions. Errors name file and tensor.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> open(const std::string& dir);
 
-  const std::string& dir() const { return dir_; }
-  const ModelConfig& config() const { return config_; }
+  const std::string& dir() const override { return dir_; }
+  const ModelConfig& config() const override { return config_; }
   const std::vector<SafetensorsFile>& files() const { return files_; }
   /// Names of the weight files, for messages: "model-00001-of-00002.safetensors, ...".
-  std::string file_list() const;
+  std::string file_list() const override;
 
-  /// nullptr if there is no such tensor.
-  const TensorInfo* find(std::string_view name) const;
-  /// Every tensor's full name, sorted.
-  const std::vector<std::string>& names() const { return names_; }
+  const TensorInfo* find(std::string_view name) const override;
+  const std::vector<std::string>& names() const override { return names_; }
 
   /// SHA-256 in hex over what is known without reading the weights: the parsed configuration with its quantisation,
   /// each file's size, and each tensor's name, dtype and shape. Equal for equal folders; cheap.

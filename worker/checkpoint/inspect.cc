@@ -32,7 +32,7 @@ std::string lower(std::string_view text) {
 // "a.b.weight" -> "a.b".
 std::string module_of(std::string_view name) { return std::string(name.substr(0, name.rfind('.'))); }
 
-void count_tensor(const Checkpoint& checkpoint, const TensorInfo& tensor, Skip skip, ModelFacts& facts) {
+void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip skip, ModelFacts& facts) {
   const auto bytes = static_cast<int64_t>(tensor.data.size());
   const std::string_view path = strip_prefixes(tensor.name);
   facts.bytes_by_kind[kind_of(path, skip)] += bytes;
@@ -40,8 +40,8 @@ void count_tensor(const Checkpoint& checkpoint, const TensorInfo& tensor, Skip s
   facts.weight_bytes += bytes;
 
   const std::string module = module_of(tensor.name);
-  const bool quantised = checkpoint.find(module + ".scales") != nullptr;
-  const std::optional<AffineFormat> format = checkpoint.config().quantization.of(module);
+  const bool quantised = source.find(module + ".scales") != nullptr;
+  const std::optional<AffineFormat> format = source.config().quantization.of(module);
   int64_t values = tensor.elements();
   if (quantised && format) {
     facts.bytes_by_format[fmt::format("mlx affine {}-bit g{}", format->bits, format->group)] += bytes;
@@ -57,16 +57,15 @@ void count_tensor(const Checkpoint& checkpoint, const TensorInfo& tensor, Skip s
 
 }  // namespace
 
-absl::StatusOr<ModelFacts> inspect(const Checkpoint& checkpoint) {
-  absl::StatusOr<Layout> layout = Layout::detect(checkpoint);
+absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source) {
+  absl::StatusOr<Layout> layout = Layout::detect(source);
   if (!layout.ok()) return layout.status();
-  const ModelConfig& config = checkpoint.config();
+  const ModelConfig& config = source.config();
   ModelFacts facts;
   facts.family = std::string(family_name(config.family));
   facts.model_type = config.model_type;
-  for (const SafetensorsFile& file : checkpoint.files()) {
-    facts.file_bytes += static_cast<int64_t>(file.file_bytes());
-    for (const TensorInfo& tensor : file.tensors()) count_tensor(checkpoint, tensor, layout->skip(tensor.name), facts);
+  for (const std::string& name : source.names()) {
+    count_tensor(source, *source.find(name), layout->skip(name), facts);
   }
   facts.layers = config.layer_count();
   facts.full_attention_layers = config.count(LayerKind::kFullAttention);
@@ -86,8 +85,15 @@ absl::StatusOr<ModelFacts> inspect(const Checkpoint& checkpoint) {
   facts.recurrent_values_per_sequence =
       facts.linear_attention_layers * (linear.value_heads * linear.key_dim * linear.value_dim +
                                        channels * std::max<int64_t>(linear.conv_kernel - 1, 0));
-  facts.header_hash = checkpoint.header_hash();
   facts.notes = layout->notes();
+  return facts;
+}
+
+absl::StatusOr<ModelFacts> inspect(const Checkpoint& checkpoint) {
+  absl::StatusOr<ModelFacts> facts = inspect_tensors(checkpoint);
+  if (!facts.ok()) return facts;
+  for (const SafetensorsFile& file : checkpoint.files()) facts->file_bytes += static_cast<int64_t>(file.file_bytes());
+  facts->header_hash = checkpoint.header_hash();
   return facts;
 }
 

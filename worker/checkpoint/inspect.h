@@ -48,6 +48,8 @@ struct ModelFacts {
   std::vector<std::string> notes;  // Layout::notes()
 };
 
+/// All but file_bytes and header_hash, which only files have.
+absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source);
 absl::StatusOr<ModelFacts> inspect(const Checkpoint& checkpoint);
 /// Opens the folder first.
 absl::StatusOr<ModelFacts> inspect(const std::string& dir);

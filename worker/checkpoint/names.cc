@@ -30,10 +30,10 @@ constexpr std::array<std::string_view, 7> kMtpNorms = {"mtp.norm.weight",
                                                        "mtp.layers.0.self_attn.q_norm.weight",
                                                        "mtp.layers.0.self_attn.k_norm.weight"};
 
-std::string first_names(const Checkpoint& checkpoint) {
+std::string first_names(const TensorSource& source) {
   std::string out;
-  for (size_t i = 0; i < std::min<size_t>(checkpoint.names().size(), 5); ++i) {
-    out += (i > 0 ? ", " : "") + quoted_name(checkpoint.names()[i]);
+  for (size_t i = 0; i < std::min<size_t>(source.names().size(), 5); ++i) {
+    out += (i > 0 ? ", " : "") + quoted_name(source.names()[i]);
   }
   return out.empty() ? "none" : out;
 }
@@ -63,50 +63,49 @@ Skip Layout::skip(std::string_view full_name) const {
   return Skip::kNo;
 }
 
-absl::StatusOr<Layout> Layout::detect(const Checkpoint& checkpoint) {
+absl::StatusOr<Layout> Layout::detect(const TensorSource& source) {
   Layout layout;
-  if (absl::Status status = layout.find_prefixes(checkpoint); !status.ok()) return status;
-  if (absl::Status status = layout.find_head(checkpoint); !status.ok()) return status;
-  if (absl::Status status = layout.decide_norms(checkpoint); !status.ok()) return status;
-  layout.count_skipped(checkpoint);
+  if (absl::Status status = layout.find_prefixes(source); !status.ok()) return status;
+  if (absl::Status status = layout.find_head(source); !status.ok()) return status;
+  if (absl::Status status = layout.decide_norms(source); !status.ok()) return status;
+  layout.count_skipped(source);
   return layout;
 }
 
-absl::Status Layout::find_prefixes(const Checkpoint& checkpoint) {
+absl::Status Layout::find_prefixes(const TensorSource& source) {
   std::vector<std::string_view> found;
   for (std::string_view prefix : kMainPrefixes) {
-    if (checkpoint.find(std::string(prefix) + "embed_tokens.weight") != nullptr) found.push_back(prefix);
+    if (source.find(std::string(prefix) + "embed_tokens.weight") != nullptr) found.push_back(prefix);
   }
   if (found.empty()) {
     std::string tried;
     for (std::string_view prefix : kMainPrefixes)
       tried += fmt::format("{}{}embed_tokens.weight", tried.empty() ? "" : ", ", prefix);
     return absl::InvalidArgumentError(
-        fmt::format("{}: no embedding: none of the tensors {} is there; the first names are {}", checkpoint.dir(),
-                    tried, first_names(checkpoint)));
+        fmt::format("{}: no embedding: none of the tensors {} is there; the first names are {}", source.dir(), tried,
+                    first_names(source)));
   }
   if (found.size() > 1) {
-    return absl::InvalidArgumentError(fmt::format("{}: two language models, under '{}' and '{}'; one is allowed",
-                                                  checkpoint.dir(), found[0], found[1]));
+    return absl::InvalidArgumentError(
+        fmt::format("{}: two language models, under '{}' and '{}'; one is allowed", source.dir(), found[0], found[1]));
   }
   main_prefix_ = found[0];
   notes_.push_back(fmt::format("language model under '{}'", main_prefix_));
 
   const auto mtp = std::find_if(kMtpPrefixes.begin(), kMtpPrefixes.end(), [&](std::string_view prefix) {
-    return checkpoint.find(std::string(prefix) + "mtp.fc.weight") != nullptr;
+    return source.find(std::string(prefix) + "mtp.fc.weight") != nullptr;
   });
-  const bool counted = checkpoint.config().mtp_layers > 0;
+  const bool counted = source.config().mtp_layers > 0;
   if (mtp != kMtpPrefixes.end() && counted) {
     has_mtp_ = true;
     mtp_prefix_ = *mtp;
     notes_.push_back(fmt::format("MTP layer under '{}mtp.'", mtp_prefix_));
   } else if (counted) {
     // Converters drop it; a part of one without its mtp.fc is a broken file.
-    for (const std::string& name : checkpoint.names()) {
+    for (const std::string& name : source.names()) {
       if (strip_prefixes(name).starts_with("mtp.")) {
-        return absl::InvalidArgumentError(
-            fmt::format("{}: has {} but no mtp.fc.weight: an MTP layer must be whole or absent", checkpoint.dir(),
-                        quoted_name(name)));
+        return absl::InvalidArgumentError(fmt::format(
+            "{}: has {} but no mtp.fc.weight: an MTP layer must be whole or absent", source.dir(), quoted_name(name)));
       }
     }
     notes_.push_back("no MTP layer in the weights, though config.json counts one");
@@ -114,10 +113,10 @@ absl::Status Layout::find_prefixes(const Checkpoint& checkpoint) {
   return absl::OkStatus();
 }
 
-absl::Status Layout::find_head(const Checkpoint& checkpoint) {
-  const ModelConfig& config = checkpoint.config();
+absl::Status Layout::find_head(const TensorSource& source) {
+  const ModelConfig& config = source.config();
   const auto at = std::find_if(kHeadPrefixes.begin(), kHeadPrefixes.end(), [&](std::string_view prefix) {
-    return checkpoint.find(std::string(prefix) + "lm_head.weight") != nullptr;
+    return source.find(std::string(prefix) + "lm_head.weight") != nullptr;
   });
   const bool stored = at != kHeadPrefixes.end();
   tied_head_ = config.tie_levels_disagree ? !stored : config.tie_word_embeddings;
@@ -129,15 +128,15 @@ absl::Status Layout::find_head(const Checkpoint& checkpoint) {
     return absl::InvalidArgumentError(
         fmt::format("{}: no tensor lm_head.weight (tried with prefixes '', language_model., model.), and "
                     "tie_word_embeddings is false; files: {}",
-                    checkpoint.dir(), checkpoint.file_list()));
+                    source.dir(), source.file_list()));
   }
   if (!tied_head_) head_ = std::string(*at) + "lm_head";
   if (tied_head_) head_ = main_prefix_ + "embed_tokens";
   return absl::OkStatus();
 }
 
-absl::Status Layout::decide_norms(const Checkpoint& checkpoint) {
-  const ModelConfig& config = checkpoint.config();
+absl::Status Layout::decide_norms(const TensorSource& source) {
+  const ModelConfig& config = source.config();
   if (!config.zero_centred_norms) {
     main_norms_.reason = fmt::format("{} stores gamma", family_name(config.family));
     return absl::OkStatus();
@@ -145,19 +144,19 @@ absl::Status Layout::decide_norms(const Checkpoint& checkpoint) {
   const TensorInfo* first = nullptr;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     if (config.layers[i] != LayerKind::kLinearAttention) continue;
-    const TensorInfo* conv = checkpoint.find(full_name(fmt::format("layers.{}.linear_attn.conv1d.weight", i)));
+    const TensorInfo* conv = source.find(full_name(fmt::format("layers.{}.linear_attn.conv1d.weight", i)));
     if (conv == nullptr) continue;  // its absence is reported when it is read
     const bool hf = conv->shape.size() == 3 && conv->shape[1] == 1 && conv->shape[2] == config.linear.conv_kernel;
     const bool mlx = conv->shape.size() == 3 && conv->shape[2] == 1 && conv->shape[1] == config.linear.conv_kernel;
     if (!hf && !mlx) {
       return absl::InvalidArgumentError(fmt::format(
-          "{}: tensor {} is {}; allowed: [channels, 1, {}] or [channels, {}, 1]", checkpoint.dir(),
-          quoted_name(conv->name), shape_text(conv->shape), config.linear.conv_kernel, config.linear.conv_kernel));
+          "{}: tensor {} is {}; allowed: [channels, 1, {}] or [channels, {}, 1]", source.dir(), quoted_name(conv->name),
+          shape_text(conv->shape), config.linear.conv_kernel, config.linear.conv_kernel));
     }
     if (first != nullptr && mlx != mlx_layout_) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: {} is {} but {} is {}: two conversions in one checkpoint", checkpoint.dir(), quoted_name(first->name),
-          shape_text(first->shape), quoted_name(conv->name), shape_text(conv->shape)));
+      return absl::InvalidArgumentError(fmt::format("{}: {} is {} but {} is {}: two conversions in one checkpoint",
+                                                    source.dir(), quoted_name(first->name), shape_text(first->shape),
+                                                    quoted_name(conv->name), shape_text(conv->shape)));
     }
     mlx_layout_ = mlx;
     if (first == nullptr) first = conv;
@@ -168,20 +167,20 @@ absl::Status Layout::decide_norms(const Checkpoint& checkpoint) {
                                                       mlx_layout_ ? "MLX's layout, whose converter stored gamma"
                                                                   : "Hugging Face's: gamma - 1");
   notes_.push_back("norms: " + main_norms_.reason);
-  return has_mtp_ ? decide_mtp_norms(checkpoint) : absl::OkStatus();
+  return has_mtp_ ? decide_mtp_norms(source) : absl::OkStatus();
 }
 
 // In Hugging Face's layout the MTP layer was written by the same hand as the model. MLX's converter drops it, so
 // another tool put it back, with or without the 1: trained weights average near 0 when it is missing, near 1 when it is
 // there. The median over the norms, because single ones are trained far away (a final norm of mean 0.76 has been seen).
-absl::Status Layout::decide_mtp_norms(const Checkpoint& checkpoint) {
+absl::Status Layout::decide_mtp_norms(const TensorSource& source) {
   if (!mlx_layout_) {
     mtp_norms_ = {true, "as the model's"};
     return absl::OkStatus();
   }
   std::vector<double> means;
   for (std::string_view path : kMtpNorms) {
-    const TensorInfo* tensor = checkpoint.find(full_name(path));
+    const TensorInfo* tensor = source.find(full_name(path));
     if (tensor == nullptr || tensor->shape.size() != 1 || tensor->shape[0] == 0) continue;
     absl::StatusOr<std::vector<float>> values = read_floats(*tensor);
     if (!values.ok()) return values.status();
@@ -200,17 +199,15 @@ absl::Status Layout::decide_mtp_norms(const Checkpoint& checkpoint) {
   return absl::OkStatus();
 }
 
-void Layout::count_skipped(const Checkpoint& checkpoint) {
+void Layout::count_skipped(const TensorSource& source) {
   int64_t others = 0;
-  for (const SafetensorsFile& file : checkpoint.files()) {
-    for (const TensorInfo& tensor : file.tensors()) {
-      const Skip why = skip(tensor.name);
-      if (why == Skip::kVision) {
-        ++vision_tensors_;
-        vision_bytes_ += static_cast<int64_t>(tensor.data.size());
-      } else if (why != Skip::kNo) {
-        ++others;
-      }
+  for (const std::string& name : source.names()) {
+    const Skip why = skip(name);
+    if (why == Skip::kVision) {
+      ++vision_tensors_;
+      vision_bytes_ += static_cast<int64_t>(source.find(name)->data.size());
+    } else if (why != Skip::kNo) {
+      ++others;
     }
   }
   if (vision_tensors_ > 0) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "worker/checkpoint/checkpoint.h"
+#include "worker/checkpoint/tensor_source.h"
 
 namespace tensorfold {
 
@@ -34,7 +34,7 @@ class Layout {
  public:
   /// Finds out from the tensors' names and shapes, and for the MTP norms of MLX conversions from their means. Errors
   /// name what was looked for.
-  static absl::StatusOr<Layout> detect(const Checkpoint& checkpoint);
+  static absl::StatusOr<Layout> detect(const TensorSource& source);
 
   /// Full name of a tensor or module from its path without prefixes.
   std::string full_name(std::string_view path) const;
@@ -57,11 +57,11 @@ class Layout {
 
  private:
   Layout() = default;
-  absl::Status find_prefixes(const Checkpoint& checkpoint);
-  absl::Status find_head(const Checkpoint& checkpoint);
-  absl::Status decide_norms(const Checkpoint& checkpoint);
-  absl::Status decide_mtp_norms(const Checkpoint& checkpoint);
-  void count_skipped(const Checkpoint& checkpoint);
+  absl::Status find_prefixes(const TensorSource& source);
+  absl::Status find_head(const TensorSource& source);
+  absl::Status decide_norms(const TensorSource& source);
+  absl::Status decide_mtp_norms(const TensorSource& source);
+  void count_skipped(const TensorSource& source);
 
   std::string main_prefix_;  // "model.", "model.language_model.", "language_model.model.", "language_model.", ""
   std::string head_;         // full module name of lm_head

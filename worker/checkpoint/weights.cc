@@ -43,17 +43,17 @@ std::string found_format(const TensorInfo& weight, const TensorInfo& scales, int
 
 }  // namespace
 
-absl::StatusOr<WeightReader> WeightReader::open(const Checkpoint& checkpoint) {
-  absl::StatusOr<Layout> layout = Layout::detect(checkpoint);
+absl::StatusOr<WeightReader> WeightReader::open(const TensorSource& source) {
+  absl::StatusOr<Layout> layout = Layout::detect(source);
   if (!layout.ok()) return layout.status();
-  return WeightReader(checkpoint, std::move(*layout));
+  return WeightReader(source, std::move(*layout));
 }
 
 absl::StatusOr<const TensorInfo*> WeightReader::take(const std::string& full_name) {
-  const TensorInfo* tensor = checkpoint_.find(full_name);
+  const TensorInfo* tensor = source_.find(full_name);
   if (tensor == nullptr) {
     return absl::NotFoundError(
-        fmt::format("{}: no tensor {} in {}", checkpoint_.dir(), quoted_name(full_name), checkpoint_.file_list()));
+        fmt::format("{}: no tensor {} in {}", source_.dir(), quoted_name(full_name), source_.file_list()));
   }
   used_.insert(full_name);
   return tensor;
@@ -73,7 +73,7 @@ absl::StatusOr<MatrixSource> WeightReader::matrix(std::string_view module, int64
   absl::StatusOr<const TensorInfo*> weight = take(name + ".weight");
   if (!weight.ok()) return weight.status();
   const TensorInfo& tensor = **weight;
-  if (tensor.dtype == Dtype::kU32 || checkpoint_.find(name + ".scales") != nullptr) {
+  if (tensor.dtype == Dtype::kU32 || source_.find(name + ".scales") != nullptr) {
     return affine(name, tensor, rows, cols);
   }
   const std::optional<WeightFormat> format = float_format(tensor.dtype);
@@ -178,14 +178,14 @@ absl::StatusOr<std::vector<float>> WeightReader::convolution(std::string_view mo
 
 void WeightReader::leave(std::string_view path) {
   const std::string full = layout_.full_name(path);
-  for (const std::string& name : checkpoint_.names()) {
+  for (const std::string& name : source_.names()) {
     if (name.starts_with(full)) used_.insert(name);
   }
 }
 
 std::vector<std::string> WeightReader::unused() const {
   std::vector<std::string> out;
-  for (const std::string& name : checkpoint_.names()) {
+  for (const std::string& name : source_.names()) {
     if (!used_.contains(name) && layout_.skip(name) == Skip::kNo) out.push_back(name);
   }
   return out;
@@ -196,7 +196,7 @@ absl::Status WeightReader::check_all_used() const {
   if (left.empty()) return absl::OkStatus();
   std::string names;
   for (size_t i = 0; i < std::min<size_t>(left.size(), 8); ++i) names += (i > 0 ? ", " : "") + quoted_name(left[i]);
-  return absl::InvalidArgumentError(fmt::format("{}: {} tensors that family {} does not know: {}{}", checkpoint_.dir(),
+  return absl::InvalidArgumentError(fmt::format("{}: {} tensors that family {} does not know: {}{}", source_.dir(),
                                                 left.size(), family_name(config().family), names,
                                                 left.size() > 8 ? ", ..." : ""));
 }

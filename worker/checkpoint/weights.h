@@ -14,20 +14,20 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/ops/ops.h"
-#include "worker/checkpoint/checkpoint.h"
 #include "worker/checkpoint/names.h"
+#include "worker/checkpoint/tensor_source.h"
 
 namespace tensorfold {
 
 class WeightReader {
  public:
-  /// Keeps a reference to the checkpoint.
-  WeightReader(const Checkpoint& checkpoint, Layout layout) : checkpoint_(checkpoint), layout_(std::move(layout)) {}
+  /// Keeps a reference to the source, which is a Checkpoint everywhere but in benchmarks.
+  WeightReader(const TensorSource& source, Layout layout) : source_(source), layout_(std::move(layout)) {}
   /// Detects the layout.
-  static absl::StatusOr<WeightReader> open(const Checkpoint& checkpoint);
+  static absl::StatusOr<WeightReader> open(const TensorSource& source);
 
-  const Checkpoint& checkpoint() const { return checkpoint_; }
-  const ModelConfig& config() const { return checkpoint_.config(); }
+  const TensorSource& source() const { return source_; }
+  const ModelConfig& config() const { return source_.config(); }
   const Layout& layout() const { return layout_; }
 
   /// The [rows, cols] matrix of a module by its path without prefixes: "layers.3.mlp.down_proj". Takes `.weight` in
@@ -63,7 +63,7 @@ class WeightReader {
   absl::StatusOr<std::vector<float>> values(const std::string& full_name, int64_t size);
   const std::byte* aligned(const TensorInfo& tensor);
 
-  const Checkpoint& checkpoint_;
+  const TensorSource& source_;
   Layout layout_;
   std::set<std::string, std::less<>> used_;
   std::vector<std::unique_ptr<std::byte[]>> copies_;  // of tensors at odd addresses

@@ -1,5 +1,5 @@
-// WorldSum over a Communicator, for tensors in host memory: aligned subtrees are added here, their nodes travel, every rank finishes the
-// tree.
+// WorldSum over a Communicator, for tensors in host memory: aligned subtrees are added here, their nodes travel, every
+// rank finishes the tree.
 #pragma once
 
 #include <functional>

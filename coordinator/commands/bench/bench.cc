@@ -3,25 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "coordinator/commands/bench/engine_bench.h"
+#include "coordinator/commands/bench/limits.h"
 #include "coordinator/commands/bench/pass_bench.h"
 #include "coordinator/commands/bench/world.h"
-#include "kernels/cpu/cpu_ops.h"
 
 namespace tensorfold {
 namespace {
 
 // Everything is measured in so many turns, one after the other, so that a busy moment does not fall on one figure.
 constexpr int kTurns = 4;
-
-void measure_limits(double seconds, LimitProbe* probe) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  do {
-    probe->turn();
-  } while (std::chrono::steady_clock::now() < end);
-}
 
 std::vector<DraftKind> drafters(bool has_mtp) {
   std::vector<DraftKind> kinds = {DraftKind::kNone, DraftKind::kCopy};
@@ -46,7 +38,12 @@ absl::Status check_fits(const BenchOptions& options, const ModelShape& shape) {
 
 }  // namespace
 
+std::vector<int> default_chunks(const std::string& backend) {
+  return backend == "cpu" ? std::vector<int>{64, 256, 512} : std::vector<int>{2048};
+}
+
 absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
+  const std::vector<int> chunks = options.chunks.empty() ? default_chunks(options.backend.backend) : options.chunks;
   BenchReport report;
   report.model = options.model;
   report.world = options.world;
@@ -56,8 +53,7 @@ absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
   world_options.model = options.model;
   world_options.world = options.world;
   world_options.transport = options.transport;
-  world_options.isa = options.isa;
-  world_options.threads = options.threads;
+  world_options.backend = options.backend;
   world_options.runner.slots = 1;
   world_options.runner.pages = pages_needed(options);
   world_options.link_rounds = std::clamp(static_cast<int>(options.seconds * 200), 20, 5000);
@@ -75,30 +71,27 @@ absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
   auto prompt = bench_prompt(options.model, options.prompt, shape.vocab);
   if (!prompt.ok()) return prompt.status();
   replies.prompt = *std::move(prompt);
-  CpuOptions all_threads;
-  all_threads.isa = options.isa;
-  all_threads.threads = report.threads * options.world;
-  const double figures = static_cast<double>(options.widths.size() + options.chunks.size() + 2);
+  auto limits = make_limit_meter(options.backend, report.threads * options.world, 1);
+  if (!limits.ok()) return limits.status();
+  const double figures = static_cast<double>(options.widths.size() + chunks.size() + 2);
   const double seconds = options.seconds * 0.7 / kTurns / figures;  // of one figure in one turn
-  LimitProbe limits(all_threads);
   PassBench passes((*world)->executor(), shape.vocab, options.context);
   report.widths.resize(options.widths.size());
-  report.prompts.resize(options.chunks.size());
+  report.prompts.resize(chunks.size());
   for (int turn = 0; turn < kTurns; ++turn) {
-    measure_limits(seconds, &limits);
+    if (absl::Status status = (*limits)->measure(seconds); !status.ok()) return status;
     for (size_t i = 0; i < options.widths.size(); ++i) {
       absl::Status status = passes.measure_window(options.widths[i], seconds, &report.widths[i]);
       if (!status.ok()) return status;
     }
-    measure_limits(seconds, &limits);
-    for (size_t i = 0; i < options.chunks.size(); ++i) {
-      absl::Status status =
-          passes.measure_prompt(options.chunks[i], options.prompt_tokens, seconds, &report.prompts[i]);
+    if (absl::Status status = (*limits)->measure(seconds); !status.ok()) return status;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      absl::Status status = passes.measure_prompt(chunks[i], options.prompt_tokens, seconds, &report.prompts[i]);
       if (!status.ok()) return status;
     }
   }
   if (absl::Status status = passes.release(); !status.ok()) return status;
-  report.limits = limits.limits();
+  report.limits = (*limits)->limits();
 
   const std::vector<int32_t>& ends = (*world)->config().eos_token_ids;
   replies.end_ids.assign(ends.begin(), ends.end());

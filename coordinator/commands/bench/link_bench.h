@@ -13,4 +13,8 @@ namespace tensorfold {
 /// communicator's.
 absl::StatusOr<std::vector<LinkFigure>> bench_links(Communicator& communicator, int rounds);
 
+/// The same between GPU memories: a line for each way of transport/device that this world can go and each size, medians
+/// only. With CUDA only. Makes `device` current on this thread.
+absl::Status bench_device_links(Communicator& communicator, int device, std::vector<LinkFigure>* figures);
+
 }  // namespace tensorfold

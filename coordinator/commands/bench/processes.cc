@@ -70,7 +70,7 @@ struct Member {
 };
 
 absl::Status Member::load(const BenchWorldOptions& options, int rank) {
-  auto made = make_backend({.backend = "cpu", .isa = options.isa, .threads = options.threads});
+  auto made = make_backend(options.backend, rank);
   if (!made.ok()) return made.status();
   ops = *std::move(made);
   auto opened = ModelShards::open(options.model, options.world);
@@ -213,7 +213,7 @@ absl::Status ProcessWorld::start(const BenchWorldOptions& options) {
   member_.runner->use(member_.communicator.get());
   executor_ = std::make_unique<WorldExecutor>(*member_.runner, member_.communicator.get());
   backend_ = member_.ops->describe();
-  threads_ = options.threads;
+  threads_ = options.backend.threads;
   processes_ = options.world;
   return absl::OkStatus();
 }

@@ -31,7 +31,7 @@ double tokens_a_second(const DecodeFigure& figure) {
 
 double BenchReport::roofline_ms(const WidthFigure& figure) const {
   const double read = static_cast<double>(weights.bytes) / limits.bandwidth;
-  const double multiply = 2.0 * figure.rows * static_cast<double>(weights.values) / limits.fma_rate;
+  const double multiply = 2.0 * figure.rows * static_cast<double>(weights.values) / limits.matrix_rate;
   return std::max(read, multiply) * 1e3;
 }
 
@@ -43,15 +43,16 @@ double BenchReport::fma_share(const PromptFigure& figure) const {
   const double operations =
       2.0 * figure.tokens * static_cast<double>(weights.values - weights.head_values) +
       2.0 * static_cast<double>(weights.head_values);  // one row's logits are wanted: the last one's
-  return operations / figure.best_s / limits.fma_rate;
+  return operations / figure.best_s / limits.matrix_rate;
 }
 
 void print_report(const BenchReport& report, std::ostream& out) {
   out << fmt::format("{}: {}, {} {} of {} {} over {}\n", report.model, report.backend, report.world,
                      report.world == 1 ? "rank" : "ranks", report.threads, report.threads == 1 ? "thread" : "threads",
                      report.world == 1 ? "nothing" : report.transport);
-  out << fmt::format("limits: reads {:.1f} GB/s, {:.1f} GFLOP/s fp32 fma; a pass reads {:.1f} MB of weights\n",
-                     report.limits.bandwidth * 1e-9, report.limits.fma_rate * 1e-9,
+  out << fmt::format("limits: reads {:.1f} GB/s, {:.1f} GFLOP/s {}; a pass reads {:.1f} MB of weights\n",
+                     report.limits.bandwidth * 1e-9, report.limits.matrix_rate * 1e-9,
+                     matrix_rate_name(report.backend.substr(0, report.backend.find('/'))),
                      static_cast<double>(report.weights.bytes) * 1e-6);
   out << fmt::format("\npasses at a context of {} tokens\n", report.context);
   out << fmt::format("{:>6} {:>9} {:>9} {:>8} {:>7} {:>12} {:>10}\n", "rows", "best ms", "p50 ms", "GB/s", "% read",
@@ -75,10 +76,16 @@ void print_report(const BenchReport& report, std::ostream& out) {
                        figure.tokens, tokens_a_second(figure), rows_a_pass(figure), 100 * acceptance(figure), ms,
                        100 * reply_read_share(report, figure), figure.token_sha);
   }
-  if (report.links.empty()) return;
-  out << fmt::format("\nbetween ranks ({})\n", report.processes > 1 ? "one process each" : "threads of one process");
-  for (const LinkFigure& figure : report.links) {
-    out << fmt::format("  {:<34} p50 {:>8.1f} us   p99 {:>8.1f} us\n", figure.what, figure.p50_us, figure.p99_us);
+  print_links(report.links, report.processes > 1, out);
+}
+
+void print_links(const std::vector<LinkFigure>& links, bool processes, std::ostream& out) {
+  if (links.empty()) return;
+  out << fmt::format("\nbetween ranks ({})\n", processes ? "one process each" : "threads of one process");
+  for (const LinkFigure& figure : links) {
+    out << fmt::format("  {:<34} p50 {:>8.1f} us", figure.what, figure.p50_us);
+    if (figure.p99_us > 0) out << fmt::format("   p99 {:>8.1f} us", figure.p99_us);
+    out << "\n";
   }
 }
 
@@ -92,7 +99,7 @@ std::string report_json(const BenchReport& report) {
   root["processes"] = report.processes;
   root["context"] = report.context;
   root["weight_bytes"] = report.weights.bytes;
-  root["limits"] = {{"read_bytes_per_s", report.limits.bandwidth}, {"fma_flop_per_s", report.limits.fma_rate}};
+  root["limits"] = {{"read_bytes_per_s", report.limits.bandwidth}, {"fma_flop_per_s", report.limits.matrix_rate}};
   boost::json::array widths;
   for (const WidthFigure& figure : report.widths) {
     const double roofline = report.roofline_ms(figure);

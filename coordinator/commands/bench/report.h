@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/bench/bench_cpu.h"
+#include "coordinator/commands/bench/limits.h"
 
 namespace tensorfold {
 
@@ -33,6 +33,15 @@ struct PromptFigure {
   double best_s = 0;
 };
 
+/// One pass of `chunk` prompt rows after `start` tokens.
+struct ChunkFigure {
+  int chunk = 0;
+  int64_t start = 0;
+  int passes = 0;
+  double best_s = 0;
+  double median_s = 0;
+};
+
 /// One reply through the scheduler; the fastest of several.
 struct DecodeFigure {
   std::string draft;
@@ -44,7 +53,7 @@ struct DecodeFigure {
   std::string token_sha;
 };
 
-/// A latency between ranks as rank 0 sees it, microseconds.
+/// A latency between ranks as rank 0 sees it, microseconds. p99 is 0 where only medians were taken.
 struct LinkFigure {
   std::string what;
   double p50_us = 0;
@@ -60,7 +69,7 @@ struct BenchReport {
   int processes = 1;  // that the ranks ran in
   int context = 0;    // tokens that width passes attend to
   WeightTotals weights;
-  CpuLimits limits;
+  MachineLimits limits;
   std::vector<WidthFigure> widths;
   std::vector<PromptFigure> prompts;
   std::vector<DecodeFigure> decodes;
@@ -70,6 +79,9 @@ struct BenchReport {
   double bandwidth_share(const WidthFigure& figure) const;
   double fma_share(const PromptFigure& figure) const;
 };
+
+/// "between ranks" and its lines; nothing when there are none.
+void print_links(const std::vector<LinkFigure>& links, bool processes, std::ostream& out);
 
 /// Tables for a person.
 void print_report(const BenchReport& report, std::ostream& out);

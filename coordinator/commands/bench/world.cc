@@ -20,7 +20,6 @@ class ThreadWorld : public BenchWorld {
  private:
   absl::Status measure_links(int world, int rounds);
 
-  std::unique_ptr<Ops> packer_;
   std::unique_ptr<ModelShards> shards_;
   std::unique_ptr<LocalCluster> cluster_;  // dies first
 };
@@ -43,31 +42,32 @@ absl::Status ThreadWorld::start(const BenchWorldOptions& options) {
   if (options.world > 1) {
     if (absl::Status status = measure_links(options.world, options.link_rounds); !status.ok()) return status;
   }
-  const BackendOptions backend = {.backend = "cpu", .isa = options.isa, .threads = options.threads};
-  absl::StatusOr<std::unique_ptr<Ops>> packer = make_backend(backend);
-  if (!packer.ok()) return packer.status();
-  packer_ = *std::move(packer);
-  backend_ = packer_->describe();
-  auto shards = ModelShards::load_all(options.model, options.world, *packer_);
+  auto shards = ModelShards::load_all(options.model, options.world, options.backend);
   if (!shards.ok()) return shards.status();
   shards_ = *std::move(shards);
   LocalClusterOptions cluster_options;
-  cluster_options.backend = backend;
+  cluster_options.backend = options.backend;
   cluster_options.runner = options.runner;
   auto cluster = LocalCluster::start(*shards_, cluster_options);
   if (!cluster.ok()) return cluster.status();
   cluster_ = *std::move(cluster);
+  backend_ = cluster_->ops(0).describe();
   for (int rank = 0; rank < options.world; ++rank) {
     const WeightTotals share = weight_totals(shards_->model(rank));
     weights_.bytes += share.bytes;
     weights_.values += share.values;
     weights_.head_values += share.head_values;
   }
-  threads_ = options.threads;
+  threads_ = options.backend.threads;
   return absl::OkStatus();
 }
 
 }  // namespace
+
+int rank_threads(int threads, int world) {
+  if (threads > 0) return threads;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / world);
+}
 
 WeightTotals weight_totals(const Model& model) {
   return {model.weight_bytes(), model.weight_values(), model.shape().local_vocab * model.shape().hidden};
@@ -75,9 +75,7 @@ WeightTotals weight_totals(const Model& model) {
 
 absl::StatusOr<std::unique_ptr<BenchWorld>> BenchWorld::open(const BenchWorldOptions& options) {
   BenchWorldOptions settled = options;
-  if (settled.threads == 0) {
-    settled.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / settled.world);
-  }
+  settled.backend.threads = rank_threads(options.backend.threads, options.world);
   if (settled.world > 1 && settled.transport == "ucx") return open_process_world(settled);
   auto world = std::make_unique<ThreadWorld>();
   if (absl::Status status = world->start(settled); !status.ok()) return status;

@@ -16,8 +16,7 @@ struct BenchWorldOptions {
   std::string model;
   int world = 1;
   std::string transport = "local";
-  std::string isa = "auto";
-  int threads = 0;  // of each rank; 0 shares the cores
+  BackendOptions backend;  // of each rank; threads 0 shares the cores
   RunnerOptions runner;
   int link_rounds = 2000;
 };
@@ -46,6 +45,9 @@ class BenchWorld {
   WeightTotals weights_;
   std::vector<LinkFigure> links_;
 };
+
+/// Threads of each rank: `threads`, or for 0 its part of the cores.
+int rank_threads(int threads, int world);
 
 /// The share of one rank.
 WeightTotals weight_totals(const Model& model);

@@ -20,8 +20,11 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr std::chrono::seconds kConnectTimeout{15};
 
 // Bytes of keys and values of one page on a rank.
-int64_t page_bytes(const ModelShape& shape) {
-  return kPageTokens * shape.kv_layers * shape.kv_heads * shape.head_dim * 2 * static_cast<int64_t>(sizeof(float));
+int64_t page_bytes(const Profile& profile, const ModelShape& shape) {
+  const std::string format = profile.kv_format();
+  const int64_t vectors = kPageTokens * shape.kv_layers * shape.kv_heads * 2;
+  if (format == "fp8") return vectors * (shape.head_dim + 4);  // and a scale
+  return vectors * shape.head_dim * (format == "bf16" ? 2 : 4);
 }
 
 // All ranks need the same pages; rank 0 owns the most heads, so its bytes decide.
@@ -29,16 +32,17 @@ absl::StatusOr<int64_t> kv_pages(const Profile& profile, const ModelConfig& conf
   if (profile.memory.kv_pages > 0) return profile.memory.kv_pages;
   const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
   if (!widest.ok()) return widest.status();
-  const int64_t pages = profile.memory.kv_bytes / page_bytes(*widest);
+  const int64_t pages = profile.memory.kv_bytes / page_bytes(profile, *widest);
   if (pages < 1) {
     return absl::InvalidArgumentError(fmt::format("memory.kv_bytes {} is less than one page of {} tokens ({} bytes)",
-                                                  profile.memory.kv_bytes, kPageTokens, page_bytes(*widest)));
+                                                  profile.memory.kv_bytes, kPageTokens, page_bytes(profile, *widest)));
   }
   return std::min<int64_t>(pages, kMaxPages);
 }
 
-// MemAvailable of /proc/meminfo, or -1.
-int64_t available_memory() {
+// Free memory of the GPU, or MemAvailable of /proc/meminfo; -1 if unknown.
+int64_t available_memory(Ops& ops) {
+  if (const int64_t device = ops.free_memory(); device >= 0) return device;
   std::ifstream file("/proc/meminfo");
   std::string name;
   int64_t kib = 0;
@@ -59,10 +63,10 @@ int64_t state_bytes(const ModelShape& shape, int sequences) {
 }
 
 absl::Status plan_memory(const RankSetup& setup, int64_t weight_bytes) {
-  const int64_t kv = setup.runner_options.pages * page_bytes(setup.shape);
+  const int64_t kv = setup.runner_options.pages * page_bytes(setup.profile, setup.shape);
   const int64_t states = state_bytes(setup.shape, setup.profile.schedule.max_sequences);
   const int64_t total = weight_bytes + kv + states;
-  const int64_t available = available_memory();
+  const int64_t available = available_memory(*setup.ops);
   spdlog::info(
       "memory plan: weights at most {:.1f} MiB, {} KV pages {:.1f} MiB, states {:.1f} MiB; available {:.1f} MiB",
       static_cast<double>(weight_bytes) / kMiB, setup.runner_options.pages, static_cast<double>(kv) / kMiB,
@@ -187,9 +191,15 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!token.ok()) return token.status();
   setup->token = *token;
 
-  absl::StatusOr<std::unique_ptr<Ops>> ops = make_backend({.backend = setup->profile.compute.backend,
-                                                           .isa = setup->profile.compute.isa,
-                                                           .threads = setup->profile.compute.threads});
+  const Profile::Compute& compute = setup->profile.compute;
+  absl::StatusOr<std::unique_ptr<Ops>> ops = make_backend({.backend = compute.backend,
+                                                           .isa = compute.isa,
+                                                           .threads = compute.threads,
+                                                           .device = compute.device,
+                                                           .launch = compute.launch,
+                                                           .kv_format = setup->profile.kv_format(),
+                                                           .exchange = compute.exchange},
+                                                          rank);
   if (!ops.ok()) return ops.status();
   setup->ops = *std::move(ops);
   spdlog::info("rank {} of {}: backend {}, model {}", rank, world, setup->ops->describe(), setup->profile.model.path);
@@ -214,7 +224,7 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   identity.build = TENSORFOLD_VERSION;
   identity.fingerprint = numeric_fingerprint(
       *setup->ops, setup->shape.slices,
-      fmt::format("precision {} kv {}", setup->profile.model.precision, setup->profile.model.kv_dtype),
+      fmt::format("precision {} kv {}", setup->profile.model.precision, setup->profile.kv_format()),
       setup->shards->checkpoint_hash());
   identity.checkpoint = setup->shards->checkpoint_hash();
   identity.profile = profile_hash(setup->profile);

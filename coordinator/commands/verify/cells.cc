@@ -47,9 +47,10 @@ std::string draft_name(CellDraft draft) {
 }
 
 std::string Cell::name() const {
-  return fmt::format("world {} {} {} threads {} {} width {} chunk {} {} {}", world, world == 1 ? "-" : transport, variant,
-                     threads, draft_name(draft), width, chunk == 0 ? std::string("all") : fmt::format("{}", chunk),
-                     mates ? "with mates" : "alone", sampled ? "sampled" : "greedy");
+  return fmt::format("world {} {} {} threads {} {} width {} chunk {} {} {}", world, world == 1 ? "-" : transport,
+                     variant, threads, draft_name(draft), width,
+                     chunk == 0 ? std::string("all") : fmt::format("{}", chunk), mates ? "with mates" : "alone",
+                     sampled ? "sampled" : "greedy");
 }
 
 std::vector<Cell> product(const Axes& axes, bool has_mtp, int widest) {

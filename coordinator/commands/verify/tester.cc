@@ -23,8 +23,8 @@ class Bench {
     cluster_.reset();
     shards_.reset();
     const BackendOptions packer = {.backend = options_.backend, .isa = "auto", .threads = 1};
-    auto loaded =
-        ModelShards::load_all(options_.model_dir, world, packer, decorated ? options_.decorate : ModelShards::Decorate());
+    auto loaded = ModelShards::load_all(options_.model_dir, world, packer,
+                                        decorated ? options_.decorate : ModelShards::Decorate());
     if (!loaded.ok()) return loaded.status();
     shards_ = *std::move(loaded);
     decorated_ = decorated;
@@ -48,7 +48,7 @@ class Bench {
     } else {
       options.backend.launch = cell.variant;
       options.backend.kv_format = options_.kv_format;
-      options.backend.exchange = between_gpus ? cell.transport : "pinned";
+      options.backend.exchange = between_gpus ? cell.transport : "staged";
     }
     options.runner.slots = cells_slots();
     options.runner.pages = cells_pages(inputs);

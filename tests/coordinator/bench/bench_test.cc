@@ -13,7 +13,7 @@ BenchOptions quick(int world, const std::string& transport) {
   options.model = TENSORFOLD_SOURCE_DIR "/tests/fixtures/llama";
   options.world = world;
   options.transport = transport;
-  options.threads = 1;
+  options.backend.threads = 1;
   options.widths = {1, 3};
   options.chunks = {16};
   options.context = 20;

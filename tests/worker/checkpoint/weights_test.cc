@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "tests/worker/checkpoint/model_copy.h"
+#include "worker/checkpoint/checkpoint.h"
 
 namespace tensorfold {
 namespace {

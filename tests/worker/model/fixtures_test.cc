@@ -29,22 +29,20 @@ std::vector<std::string> fixture_folders() {
 }
 
 struct World {
-  std::unique_ptr<Ops> packer;
   std::unique_ptr<ModelShards> shards;
   std::unique_ptr<LocalCluster> cluster;
 };
 
-World open_world(const std::string& dir, int world, int64_t pages) {
+const BackendOptions kCpu = {.backend = "cpu", .isa = "auto", .threads = 1};
+
+World open_world(const std::string& dir, int world, int64_t pages, const BackendOptions& backend = kCpu) {
   World out;
-  auto packer = make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
-  EXPECT_TRUE(packer.ok()) << packer.status();
-  out.packer = *std::move(packer);
-  auto shards = ModelShards::load_all(dir, world, *out.packer);
+  auto shards = ModelShards::load_all(dir, world, backend);
   EXPECT_TRUE(shards.ok()) << shards.status();
   if (!shards.ok()) return out;
   out.shards = *std::move(shards);
   LocalClusterOptions options;
-  options.backend.threads = 1;
+  options.backend = backend;
   options.runner.slots = 1;
   options.runner.pages = pages;
   auto cluster = LocalCluster::start(*out.shards, options);
@@ -207,6 +205,66 @@ TEST(Fixtures, SproutMeetsItsReference) {
     EXPECT_LT(mtp_error, 2e-4);
   }
 }
+
+// Rows whose best id is not the reference's although the reference's margin is larger than the error allows.
+int wrong_choices(const std::vector<float>& expected, const std::vector<int64_t>& positions,
+                  const std::map<int64_t, std::vector<float>>& rows, double margin) {
+  int wrong = 0;
+  const size_t vocab = expected.size() / positions.size();
+  for (size_t p = 0; p < positions.size(); ++p) {
+    const std::span<const float> want(expected.data() + p * vocab, vocab);
+    const size_t best = static_cast<size_t>(std::max_element(want.begin(), want.end()) - want.begin());
+    float second = -INFINITY;
+    for (size_t i = 0; i < vocab; ++i) {
+      if (i != best) second = std::max(second, want[i]);
+    }
+    if (want[best] - second <= margin) continue;
+    const std::vector<float>& row = rows.at(positions[p]);
+    wrong += static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin()) == best ? 0 : 1;
+  }
+  return wrong;
+}
+
+class FixturesOnGpu : public ::testing::TestWithParam<const char*> {};
+
+// Protects: the CUDA backend computes the same models, to the accuracy of bf16 products, as graphs and launch by
+// launch, whole and in chunks, alone and cut into three ranks on one GPU.
+TEST_P(FixturesOnGpu, LogitsAgreeWithFloat64) {
+  BackendOptions backend = {.backend = "cuda", .isa = "auto", .threads = 1};
+  backend.launch = GetParam();
+  backend.exchange = "staged";
+  if (const auto ops = make_backend(backend); !ops.ok()) GTEST_SKIP() << ops.status().message();
+  constexpr double kLimit = 4e-2;
+  for (const std::string& dir : fixture_folders()) {
+    SCOPED_TRACE(dir);
+    const Expected expected(dir + "/expected.safetensors");
+    const std::vector<int64_t> ids = expected.ints("input_ids");
+    const std::vector<int64_t> positions = expected.ints("positions");
+    const std::vector<float> logits = expected.floats("logits");
+    const double margin = kLimit * standard_deviation(logits);
+    for (const int ranks : {1, 3}) {
+      World world = open_world(dir, ranks, static_cast<int64_t>(ids.size()) / kPageTokens + 1, backend);
+      ASSERT_NE(world.cluster, nullptr);
+      for (const int64_t chunk : {int64_t{512}, int64_t{37}}) {
+        const Rows rows = run_tokens(world, ids, chunk);
+        const double error = worst_error(logits, positions, rows.logits);
+        std::printf("%s ranks %d chunk %d: worst logit error %.2e of the standard deviation\n", dir.c_str(), ranks,
+                    static_cast<int>(chunk), error);
+        EXPECT_LT(error, kLimit);
+        EXPECT_EQ(wrong_choices(logits, positions, rows.logits, margin), 0);
+        if (!expected.has("mtp_logits")) continue;
+        const std::vector<int64_t> pairs(positions.begin(), positions.end() - 1);
+        const double mtp_error = worst_error(expected.floats("mtp_logits"), pairs, rows.mtp);
+        std::printf("%s ranks %d chunk %d: worst MTP logit error %.2e\n", dir.c_str(), ranks, static_cast<int>(chunk),
+                    mtp_error);
+        EXPECT_LT(mtp_error, kLimit);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Launch, FixturesOnGpu, ::testing::Values("eager", "graph"),
+                         [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
 }  // namespace tensorfold

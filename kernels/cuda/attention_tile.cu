@@ -1,0 +1,342 @@
+// Attention for tiles of many queries: each warp has 16 queries and all keys, as in FlashAttention-2 (Dao, 2023): the
+// accumulators of Q K^T are, rounded to bf16, the operand of P V without leaving the registers. A block walks one
+// split, or all splits of its tile, with the same arithmetic (attention.cu says which).
+#include "kernels/cuda/attention_kernels.cuh"
+
+namespace tensorfold {
+namespace {
+
+/// kPaired: a stage is a key block and its value block, with one barrier for both; otherwise they are stages of their
+/// own, for devices with little shared memory.
+template <int kDim, bool kFp8, bool kPaired>
+struct TileShape {
+  static constexpr int kParts = kPaired ? 2 : 1;
+  static constexpr int kStages = 2;
+  static constexpr int kStage = kStageBytes<kDim, kFp8, kParts>;
+  static constexpr int kWide = kFp8 ? kParts * kBlockKeys * kDim * 2 : 0;
+  static constexpr int kQueryBytes = 16 * kDim * 2;  // of one warp
+  static constexpr bool kQueriesInRegisters = kDim <= 128;
+  static constexpr bool kFoldInRegisters = kDim <= 128;
+  static constexpr int shared_bytes(int warps) { return warps * kQueryBytes + kWide + kStages * kStage; }
+};
+
+/// Addresses of a lane for ldmatrix within a [16 or more tokens][kDim] tile: units 2 j + {0, 1}; the other units lie
+/// 128 bytes further for each 8, other tokens 16 rows.
+template <int kDim>
+struct LaneAddresses {
+  static constexpr int kCount = kDim >= 64 ? 4 : kDim / 16;
+  uint32_t at[kCount];
+  __device__ __forceinline__ LaneAddresses(int token, int unit) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) at[j] = (token * (kDim / 8) + swizzled_unit<kDim>(token, 2 * j + unit)) * 16;
+  }
+  /// Step j of 16 values.
+  __device__ __forceinline__ uint32_t step(int j) const { return at[j % kCount] + (j / kCount) * 128; }
+};
+
+/// scores[n][.] of 16 queries and 64 keys: each one chain over dims in steps of 16, ascending.
+template <int kDim, bool kInRegisters>
+__device__ __forceinline__ void score_block(float (&scores)[8][4], const uint32_t (*queries)[4], uint32_t query_tile,
+                                            const LaneAddresses<kDim>& query_lanes, uint32_t keys,
+                                            const LaneAddresses<kDim>& key_lanes) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t a[4];
+    if constexpr (kInRegisters) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = queries[k][i];
+    } else {
+      load_matrices(a, query_tile + query_lanes.step(k));
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      uint32_t b[4];
+      load_matrices(b, keys + key_lanes.step(k) + n * 16 * kDim * 2);
+      mma_m16n8k16(scores[2 * n], a, b[0], b[1]);
+      mma_m16n8k16(scores[2 * n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+/// Scores become weights; state.max and the rescaling of what was summed so far.
+__device__ __forceinline__ void softmax_block(float (&scores)[8][4], SoftmaxState (&state)[2], float factor,
+                                              float (&rescale)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float block_max = kMinusInfinity;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) block_max = fmaxf(block_max, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+    block_max = fmaxf(block_max, __shfl_xor_sync(0xffffffffu, block_max, 1));
+    block_max = fmaxf(block_max, __shfl_xor_sync(0xffffffffu, block_max, 2));
+    const float base = next_max(&state[half].max, block_max, factor, &rescale[half]);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      scores[n][2 * half] = weight(scores[n][2 * half], base, factor);
+      scores[n][2 * half + 1] = weight(scores[n][2 * half + 1], base, factor);
+    }
+  }
+}
+
+/// o += P V and sums += P 1, over keys in steps of 16, ascending.
+template <int kDim>
+__device__ __forceinline__ void value_block(const float (&weights)[8][4], float (&o)[kDim / 8][4], float (&sums)[4],
+                                            uint32_t values, const LaneAddresses<kDim>& value_lanes) {
+#pragma unroll
+  for (int k = 0; k < kBlockKeys / 16; ++k) {
+    const uint32_t a[4] = {pack_bf16(weights[2 * k][0], weights[2 * k][1]),
+                           pack_bf16(weights[2 * k][2], weights[2 * k][3]),
+                           pack_bf16(weights[2 * k + 1][0], weights[2 * k + 1][1]),
+                           pack_bf16(weights[2 * k + 1][2], weights[2 * k + 1][3])};
+    mma_m16n8k16(sums, a, kBf16One, kBf16One);
+#pragma unroll
+    for (int n = 0; n < kDim / 16; ++n) {
+      uint32_t b[4];
+      load_matrices_transposed(b, values + value_lanes.step(n) + k * 16 * kDim * 2);
+      mma_m16n8k16(o[2 * n], a, b[0], b[1]);
+      mma_m16n8k16(o[2 * n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+/// The running accumulators of a tile over splits: in registers, or in this thread's part of the block's scratch.
+template <int kDim, bool kInRegisters>
+struct Fold {
+  static constexpr int kTiles = kDim / 8;
+  float run[kInRegisters ? kTiles : 1][4];
+  SoftmaxState state[2];
+  float* scratch;
+
+  __device__ __forceinline__ float4 load(int t) const {
+    if constexpr (kInRegisters) {
+      return make_float4(run[t][0], run[t][1], run[t][2], run[t][3]);
+    } else {
+      return *reinterpret_cast<const float4*>(scratch + t * (kMaxTileWarps * 32 * 4));
+    }
+  }
+  __device__ __forceinline__ void store(int t, float4 v) {
+    if constexpr (kInRegisters) {
+      run[t][0] = v.x, run[t][1] = v.y, run[t][2] = v.z, run[t][3] = v.w;
+    } else {
+      *reinterpret_cast<float4*>(scratch + t * (kMaxTileWarps * 32 * 4)) = v;
+    }
+  }
+
+  /// Joins a split's state; afterwards o and split are those of a split not begun, or, at the last one, the result.
+  __device__ __forceinline__ void join(bool first, bool last, float (&o)[kTiles][4], SoftmaxState (&split)[2],
+                                       float factor) {
+    FoldFactors f[2] = {{0.0f, 1.0f}, {0.0f, 1.0f}};
+    if (first) {
+      state[0] = split[0];
+      state[1] = split[1];
+    } else {
+      f[0] = fold_state(&state[0], split[0], factor);
+      f[1] = fold_state(&state[1], split[1], factor);
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      if (!first) {
+        const float4 before = load(t);
+        o[t][0] = fold_value(before.x, o[t][0], f[0]);
+        o[t][1] = fold_value(before.y, o[t][1], f[0]);
+        o[t][2] = fold_value(before.z, o[t][2], f[1]);
+        o[t][3] = fold_value(before.w, o[t][3], f[1]);
+      }
+      if (!last) {
+        store(t, make_float4(o[t][0], o[t][1], o[t][2], o[t][3]));
+        o[t][0] = o[t][1] = o[t][2] = o[t][3] = 0.0f;
+      }
+    }
+    if (last) {
+      split[0] = state[0];
+      split[1] = state[1];
+    } else {
+      split[0] = split[1] = {kMinusInfinity, 0.0f};
+    }
+  }
+};
+
+template <int kDim, bool kFp8, bool kPaired>
+__global__ void __launch_bounds__(kMaxTileWarps * 32, 1) tile_kernel(const __grid_constant__ AttentionParams p) {
+  using Shape = TileShape<kDim, kFp8, kPaired>;
+  extern __shared__ __align__(128) char shared[];
+  pdl_launch();
+  pdl_wait();
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const int warp = static_cast<int>(threadIdx.x >> 5);
+  const uint32_t query_base = shared_address(shared);
+  const uint32_t wide = query_base + static_cast<uint32_t>(blockDim.x >> 5) * Shape::kQueryBytes;
+  const uint32_t ring = wide + Shape::kWide;
+  const uint32_t query_tile = query_base + warp * Shape::kQueryBytes;
+  // ldmatrix: lane's row of matrices (rows 0-7, 8-15; units 0, 1) in the order that a query or value operand needs,
+  // and in that of keys.
+  const LaneAddresses<kDim> row_lanes((lane & 7) + ((lane >> 3) & 1) * 8, lane >> 4);
+  const LaneAddresses<kDim> key_lanes((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+
+  for (int index = static_cast<int>(blockIdx.x); index < p.works; index += static_cast<int>(gridDim.x)) {
+    const int kv_head = index % p.kv_heads;
+    const int slot = p.slots - 1 - index / p.kv_heads;  // the longest contexts of a prompt first
+    const int split = p.first_split + static_cast<int>(blockIdx.y);
+    if (split == 0) zero_padding(p, kv_head, slot);
+    TileWork work;
+    if (!find_tile(p, kv_head, slot, &work)) continue;
+    const int first_block = p.whole ? 0 : split * kSplitBlocks;
+    int end_block = work.position(work.first + p.tile_queries - 1) / kBlockKeys + 1;
+    if (!p.whole) end_block = min(end_block, first_block + kSplitBlocks);
+    if (first_block >= end_block) continue;
+
+    const int query = work.first + warp * 16;
+    const bool active = query < work.count;
+    const int warp_first = work.position(query);
+    const int warp_last = work.position(query + 15);
+    const int own_position[2] = {work.position(query + (lane >> 2)), work.position(query + (lane >> 2) + 8)};
+
+    // Copies run one stage ahead; the page of the stage after that is already known.
+    const int32_t* pages = p.pages + work.first_page;
+    const int stages = (end_block - first_block) * (kPaired ? 1 : 2);
+    int next_stage = 0;
+    int next_page = pages[first_block];
+    const auto issue = [&] {
+      if (next_stage < stages) {
+        const int part = kPaired ? 0 : next_stage & 1;
+        load_blocks<kDim, kFp8, Shape::kParts, 0>(p, cache_block(next_page, p.kv_heads, kv_head) + part,
+                                                  ring + (next_stage & 1) * Shape::kStage);
+        ++next_stage;
+        const int block = first_block + (kPaired ? next_stage : next_stage >> 1);
+        if (block < end_block) next_page = pages[block];
+      }
+      copy_async_commit();
+    };
+    // Waits for the next stage, starts the one after it, and returns where the blocks of this one are as bf16.
+    int stage = 0;
+    const auto acquire = [&]() -> uint32_t {
+      copy_async_wait<0>();
+      __syncthreads();
+      issue();
+      const uint32_t here = ring + (stage & 1) * Shape::kStage;
+      ++stage;
+      if constexpr (kFp8) {
+        widen_blocks<kDim, Shape::kParts>(here, wide);
+        __syncthreads();
+        return wide;
+      }
+      return here;
+    };
+
+    __syncthreads();  // the tile before this one is done with the memory
+    issue();
+    load_queries<kDim>(p, work, p.tile_queries, query_base);
+    uint32_t queries[Shape::kQueriesInRegisters ? kDim / 16 : 1][4];
+    if constexpr (Shape::kQueriesInRegisters) {
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < kDim / 16; ++k) load_matrices(queries[k], query_tile + row_lanes.step(k));
+    }
+
+    float o[kDim / 8][4];
+#pragma unroll
+    for (int t = 0; t < kDim / 8; ++t) o[t][0] = o[t][1] = o[t][2] = o[t][3] = 0.0f;
+    SoftmaxState state[2] = {{kMinusInfinity, 0.0f}, {kMinusInfinity, 0.0f}};
+    Fold<kDim, Shape::kFoldInRegisters> fold;
+    fold.scratch = p.scratch + (static_cast<int64_t>(blockIdx.x) * (kDim / 8) * (kMaxTileWarps * 32) + threadIdx.x) * 4;
+
+    for (int block = first_block; block < end_block; ++block) {
+      // A block that all queries of a warp have masked would change no bit.
+      const bool visible = active && block * kBlockKeys <= warp_last;
+      float scores[8][4];
+      const uint32_t keys = acquire();
+      if (visible) {
+        score_block<kDim, Shape::kQueriesInRegisters>(scores, queries, query_tile, row_lanes, keys, key_lanes);
+        if (block * kBlockKeys + kBlockKeys - 1 > warp_first) {
+#pragma unroll
+          for (int n = 0; n < 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const int key = block * kBlockKeys + n * 8 + 2 * (lane & 3) + (i & 1);
+              if (key > own_position[i >> 1]) scores[n][i] = kMinusInfinity;
+            }
+          }
+        }
+        float rescale[2];
+        softmax_block(scores, state, p.factor, rescale);
+        state[0].sum = __fmul_rn(state[0].sum, rescale[0]);
+        state[1].sum = __fmul_rn(state[1].sum, rescale[1]);
+        if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+#pragma unroll
+          for (int t = 0; t < kDim / 8; ++t) {
+            o[t][0] = __fmul_rn(o[t][0], rescale[0]);
+            o[t][1] = __fmul_rn(o[t][1], rescale[0]);
+            o[t][2] = __fmul_rn(o[t][2], rescale[1]);
+            o[t][3] = __fmul_rn(o[t][3], rescale[1]);
+          }
+        }
+      }
+      uint32_t values = keys + kBlockKeys * kDim * 2;
+      if constexpr (!kPaired) values = acquire();
+      if (visible) {
+        float sums[4] = {state[0].sum, state[0].sum, state[1].sum, state[1].sum};
+        value_block<kDim>(scores, o, sums, values, row_lanes);
+        state[0].sum = sums[0];
+        state[1].sum = sums[2];
+      }
+      const bool last = block + 1 == end_block;
+      if (p.whole && (last || block % kSplitBlocks == kSplitBlocks - 1)) {
+        fold.join(block < kSplitBlocks, last, o, state, p.factor);
+      }
+    }
+    if (active) write_queries<kDim, kDim / 8>(p, work, query, split, 0, o, state, true);
+  }
+}
+
+template <int kDim, bool kFp8, bool kPaired>
+bool launch(cudaStream_t stream, const AttentionParams& p, dim3 grid, int warps) {
+  const int bytes = TileShape<kDim, kFp8, kPaired>::shared_bytes(warps);
+  auto kernel = tile_kernel<kDim, kFp8, kPaired>;
+  return cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "attention tiles") &&
+         launch_kernel(kernel, grid, dim3(static_cast<unsigned>(warps * 32)), static_cast<size_t>(bytes), stream,
+                       "attention tiles", p);
+}
+
+constexpr bool pairs_fit(int dim, int shared_limit) {
+  return dim <= 128 || (TileShape<256, false, true>::shared_bytes(kMaxTileWarps) <= shared_limit &&
+                        TileShape<256, true, true>::shared_bytes(kMaxTileWarps) <= shared_limit);
+}
+
+template <bool kFp8>
+bool launch_dim(cudaStream_t stream, int dim, const AttentionParams& p, dim3 grid, int warps, int shared_limit) {
+  switch (dim) {
+    case 32:
+      return launch<32, kFp8, true>(stream, p, grid, warps);
+    case 64:
+      return launch<64, kFp8, true>(stream, p, grid, warps);
+    case 128:
+      return launch<128, kFp8, true>(stream, p, grid, warps);
+    default:
+      return pairs_fit(dim, shared_limit) ? launch<256, kFp8, true>(stream, p, grid, warps)
+                                          : launch<256, kFp8, false>(stream, p, grid, warps);
+  }
+}
+
+// Devices of compute capability 8.9 and 12.x let a block have 99 KiB.
+static_assert(TileShape<128, false, true>::shared_bytes(8) <= 99 * 1024);
+static_assert(TileShape<128, true, true>::shared_bytes(8) <= 99 * 1024);
+static_assert(TileShape<256, false, false>::shared_bytes(4) <= 99 * 1024);
+static_assert(TileShape<256, true, false>::shared_bytes(4) <= 99 * 1024);
+
+}  // namespace
+
+int attention_tile_max_warps(int dim, int shared_limit) {
+  return pairs_fit(dim, shared_limit) ? kMaxTileWarps : kMaxTileWarps / 2;
+}
+
+bool launch_attention_tile(cudaStream_t stream, int dim, bool fp8, const AttentionParams& p, dim3 grid, int warps,
+                           int shared_limit) {
+  return fp8 ? launch_dim<true>(stream, dim, p, grid, warps, shared_limit)
+             : launch_dim<false>(stream, dim, p, grid, warps, shared_limit);
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,48 @@
+// The gated delta net: convolution, gates, and the recurrence one step a token in position order, state in registers.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/cuda/device.h"
+#include "kernels/ops/ops.h"
+
+namespace tensorfold {
+
+/// State of one sequence in one layer, one block of device memory at data(), which stays where it is for life: S of
+/// every value head with its decay clock, the convolution's last inputs, and the inputs of the last window's tentative
+/// rows. No host-side state: kernels find all they need in it and in DeviceGroup, and a copy of its bytes is a copy of
+/// the state.
+class CudaRecurrentState : public RecurrentState {
+ public:
+  /// Null with cuda_failure() set if the device has no memory left, or with a sentence in `error` (if given, else in
+  /// cuda_failure()) if the kernels do not have the shape: dk must be 32, 64 or 128, dv a multiple of 8 up to 256, the
+  /// convolution 1 to 16 taps. `stream` orders reset().
+  static std::unique_ptr<CudaRecurrentState> create(const DeltaNetShape& shape, cudaStream_t stream,
+                                                    std::string* error = nullptr);
+  virtual float* data() const = 0;
+};
+
+/// The gated delta net of a pass. Per group, in this order: the `accepted` replayed rows of the last window and the
+/// `certain` rows advance the committed state; the others (at most max_window) run on a copy and leave their inputs in
+/// the state. Three launches. Row starts of qkv and z must be 16-byte aligned (strides multiples of 4).
+struct CudaDeltaNetArgs {
+  const DeltaNetShape* shape = nullptr;
+  int64_t layer = 0;                   // index into DeviceRows::states
+  DeviceMatrix qkv;                    // [rows, channels]
+  DeviceMatrix z;                      // [rows, v_heads * dv]
+  DeviceMatrix b;                      // [rows, v_heads]
+  DeviceMatrix a;                      // [rows, v_heads]
+  const float* conv = nullptr;         // [channels * conv_kernel], a channel's taps together, oldest first
+  const float* a_log = nullptr;        // [v_heads]
+  const float* dt_bias = nullptr;      // [v_heads]
+  const float* norm = nullptr;         // [dv]
+  const int32_t* k_head_of = nullptr;  // [v_heads], device memory
+  float eps = 1e-6f;
+  DeviceInput out;             // bf16 [rows, v_heads * dv]: rms(y, norm) * silu(z)
+  float* workspace = nullptr;  // at least cuda_delta_net_workspace() floats
+};
+int64_t cuda_delta_net_workspace(const DeviceRows& rows, const DeltaNetShape& shape);
+void cuda_delta_net(cudaStream_t stream, const DeviceRows& rows, const CudaDeltaNetArgs& args);
+
+}  // namespace tensorfold

@@ -1,0 +1,59 @@
+// Launching with programmatic dependent launch: a kernel's blocks may come in while the kernel before it on the stream
+// is still leaving, do what does not depend on it (reading weights), and then wait for it.
+//
+// The rule for every kernel of the backend: call pdl_launch() at the start and pdl_wait() before the first read of
+// anything that an earlier kernel wrote and before the first write of anything at all. Every block of a grid must come
+// to pdl_wait(): a grid that ends without it would let its successor pass its predecessor. After it, every earlier
+// kernel of the stream has ended and its writes are visible.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/device.h"
+
+namespace tensorfold {
+
+/// Lets the next kernel's blocks start as soon as all blocks of this grid have come here or ended.
+__device__ __forceinline__ void pdl_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Waits until the kernels before this one have ended, with all their writes.
+__device__ __forceinline__ void pdl_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// True where the current device overlaps dependent kernels. Read once: the GPUs of a rank are of one kind.
+inline bool pdl_supported() {
+  static const bool supported = [] {
+    int device = 0;
+    int major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+  }();
+  return supported;
+}
+
+/// Enqueues kernel(args...); may be captured into a graph. `what` names the launch in cuda_failure(). Kernels that want
+/// more than 48 KiB of dynamic shared memory must have been given leave for it before (cudaFuncSetAttribute).
+template <typename... Params, typename... Args>
+bool launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                   const char* what, Args... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = pdl_supported() ? 1 : 0;
+  return cuda_ok(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), what);
+}
+
+}  // namespace tensorfold

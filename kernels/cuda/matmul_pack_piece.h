@@ -1,0 +1,52 @@
+// The permutation from staged rows to tiles, for the pack kernel and for its test on a host.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cuda_weight.h"
+#include "kernels/cuda/matmul_pack_rows.h"
+
+namespace tensorfold {
+
+/// Eight codes, column i at bits 4 i, to the word that the kernels take pairs from.
+__host__ __device__ inline uint32_t interleave_codes4(uint32_t codes) {
+  uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) word |= (codes >> (4 * i) & 15) << affine4_bit(i);
+  return word;
+}
+
+/// Bytes [16 index, 16 index + 16) of `tiles` tiles, from their staged rows.
+__host__ __device__ inline uint4 packed_piece(const uint8_t* staged, CudaWeightKind kind, int sets, int64_t tiles,
+                                              int64_t stages, int64_t index) {
+  const int64_t row_bytes = staged_row_bytes(kind, stages);
+  const int pieces = stage_bytes(kind, sets) / 16;
+  const int piece = static_cast<int>(index % pieces);
+  const int64_t stage = index / pieces % stages, tile = index / pieces / stages;
+  const int lane = piece % 32, g = lane / 4, t = lane % 4;
+  const uint8_t* row = staged + (tile * kTileRows + g) * row_bytes;
+  const uint8_t* upper = row + 8 * row_bytes;
+  const auto word = [](const uint8_t* from) { return *reinterpret_cast<const uint32_t*>(from); };
+  if (kind == CudaWeightKind::kBf16) {
+    const int64_t at = stage * 128 + (32 * (piece / 64) + 8 * t + 4 * (piece / 32 % 2)) * 2;
+    return make_uint4(word(row + at), word(upper + at), word(row + at + 4), word(upper + at + 4));
+  }
+  if (kind == CudaWeightKind::kAffine4 && piece < 32) {
+    const int64_t at = stage * 32 + 4 * t;
+    return make_uint4(interleave_codes4(word(row + at)), interleave_codes4(word(upper + at)),
+                      interleave_codes4(word(row + at + 16)), interleave_codes4(word(upper + at + 16)));
+  }
+  if (kind == CudaWeightKind::kAffine8 && piece < 64) {
+    const int64_t at = stage * 64 + 32 * (piece / 32) + 8 * t;
+    return make_uint4(word(row + at), word(row + at + 4), word(upper + at), word(upper + at + 4));
+  }
+  const uint8_t* scales = staged + tiles * kTileRows * row_bytes;
+  uint32_t words[4];
+  for (int w = 0; w < 4; ++w) {
+    const int i = (piece - (kind == CudaWeightKind::kAffine4 ? 32 : 64)) * 4 + w;  // (g, set, upper), the last fastest
+    const int row_in_tile = i / (2 * sets) + 8 * (i % 2), set = i / 2 % sets;
+    words[w] = word(scales + 4 * ((tile * kTileRows + row_in_tile) * stages * sets + stage * sets + set));
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cuda/matmul_pack_rows.h"
+
+namespace tensorfold {
+namespace {
+
+// Bf16 nearest even of a float; a NaN stays one.
+uint16_t bf16_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+float float_of_half(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff;
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+int64_t element_bytes(WeightFormat format) { return format == WeightFormat::kF32 ? 4 : 2; }
+
+float element(const std::byte* from, WeightFormat format, int64_t index) {
+  if (format == WeightFormat::kF32) {
+    float value;
+    std::memcpy(&value, from + 4 * index, 4);
+    return value;
+  }
+  uint16_t half;
+  std::memcpy(&half, from + 2 * index, 2);
+  if (format == WeightFormat::kF16) return float_of_half(half);
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Code of column `col` in a row's bit stream, lowest bits first.
+uint32_t code_at(const std::byte* row, int bits, int64_t col) {
+  const int64_t first = col * bits;
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(row) + first / 8;
+  uint32_t word = p[0];
+  if (first % 8 + bits > 8) word |= static_cast<uint32_t>(p[1]) << 8;
+  return (word >> (first % 8)) & ((1u << bits) - 1);
+}
+
+void stage_plain_row(const MatrixSource& s, int64_t row, uint8_t* to) {
+  const std::byte* from = s.data + row * s.row_bytes;
+  if (s.format == WeightFormat::kBf16) {
+    std::memcpy(to, from, static_cast<size_t>(2 * s.cols));
+    return;
+  }
+  for (int64_t c = 0; c < s.cols; ++c) {
+    const uint16_t value = bf16_of(element(from, s.format, c));
+    std::memcpy(to + 2 * c, &value, 2);
+  }
+}
+
+// Affine weights whose scales are not bf16: the value in fp32, one rounding, then bf16, another.
+void stage_dequantised_row(const MatrixSource& s, int64_t row, uint8_t* to) {
+  const std::byte* from = s.data + row * s.row_bytes;
+  const std::byte* scales = s.scales + row * s.scale_row_bytes;
+  const std::byte* biases = s.biases + row * s.scale_row_bytes;
+  for (int64_t c = 0; c < s.cols; ++c) {
+    const float scale = element(scales, s.scale_format, c / s.group);
+    const float bias = element(biases, s.scale_format, c / s.group);
+    const uint16_t value = bf16_of(std::fma(scale, static_cast<float>(code_at(from, s.bits, c)), bias));
+    std::memcpy(to + 2 * c, &value, 2);
+  }
+}
+
+void stage_affine_row(const MatrixSource& s, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
+                      uint8_t* scales) {
+  const std::byte* from = s.data + row * s.row_bytes;
+  const int kept_bits = format.kind == CudaWeightKind::kAffine4 ? 4 : 8;
+  if (s.bits == kept_bits) {
+    std::memcpy(codes, from, static_cast<size_t>(s.cols * s.bits / 8));
+  } else {
+    for (int64_t c = 0; c < s.cols; ++c) codes[c] = static_cast<uint8_t>(code_at(from, s.bits, c));
+  }
+  const std::byte* row_scales = s.scales + row * s.scale_row_bytes;
+  const std::byte* row_biases = s.biases + row * s.scale_row_bytes;
+  const int64_t set_columns = kStageColumns / format.sets;
+  for (int64_t e = 0; e < stages * format.sets && e * set_columns < s.cols; ++e) {
+    const int64_t group = e * set_columns / s.group;
+    if (kSubnormalCodes && format.kind == CudaWeightKind::kAffine4) {
+      const uint16_t scale = bf16_of(64.0f * element(row_scales, WeightFormat::kBf16, group));
+      std::memcpy(scales + 4 * e, &scale, 2);
+    } else {
+      std::memcpy(scales + 4 * e, row_scales + 2 * group, 2);
+    }
+    std::memcpy(scales + 4 * e + 2, row_biases + 2 * group, 2);
+  }
+}
+
+}  // namespace
+
+std::string pack_source_error(const MatrixSource& s) {
+  if (s.rows < 0 || s.cols < 1 || (s.rows > 0 && s.data == nullptr)) return "an empty matrix cannot be packed";
+  if (s.cols % 8 != 0) {
+    return "matrices of " + std::to_string(s.cols) + " columns cannot be packed for CUDA: columns come in eights";
+  }
+  if (s.cols > (int64_t{1} << 18)) {
+    return "matrices of " + std::to_string(s.cols) + " columns cannot be packed for CUDA: at most 262144";
+  }
+  if (s.format != WeightFormat::kMlxAffine) {
+    return s.row_bytes < s.cols * element_bytes(s.format) ? "a matrix has rows shorter than its columns" : "";
+  }
+  if (s.bits < 2 || s.bits > 8 || s.bits == 7) {
+    return "affine weights of " + std::to_string(s.bits) + " bits cannot be packed: only 2, 3, 4, 5, 6 and 8";
+  }
+  if (s.group != 32 && s.group != 64 && s.group != 128) {
+    return "affine groups of " + std::to_string(s.group) + " columns cannot be packed: only 32, 64 and 128";
+  }
+  if (s.cols % s.group != 0) return "affine weights must have whole groups of columns";
+  if (s.scale_format == WeightFormat::kMlxAffine || (s.rows > 0 && (s.scales == nullptr || s.biases == nullptr))) {
+    return "affine weights need scales and biases";
+  }
+  if (s.row_bytes < s.cols * s.bits / 8 || s.scale_row_bytes < s.cols / s.group * element_bytes(s.scale_format)) {
+    return "a matrix has rows shorter than its columns";
+  }
+  return "";
+}
+
+PackFormat pack_format(const MatrixSource& s) {
+  if (s.format != WeightFormat::kMlxAffine || s.scale_format != WeightFormat::kBf16) return {};
+  return {s.bits == 4 ? CudaWeightKind::kAffine4 : CudaWeightKind::kAffine8, s.group == 32 ? 2 : 1};
+}
+
+void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
+               uint8_t* scales) {
+  const int64_t row_bytes = staged_row_bytes(format.kind, stages);
+  const int bits = format.kind == CudaWeightKind::kBf16 ? 16 : format.kind == CudaWeightKind::kAffine4 ? 4 : 8;
+  const int64_t used = source.cols * bits / 8;
+  std::memset(codes + used, 0, static_cast<size_t>(row_bytes - used));
+  if (format.kind != CudaWeightKind::kBf16) {
+    std::memset(scales, 0, static_cast<size_t>(staged_scale_bytes(format.sets, stages)));
+    stage_affine_row(source, row, format, stages, codes, scales);
+  } else if (source.format == WeightFormat::kMlxAffine) {
+    stage_dequantised_row(source, row, codes);
+  } else {
+    stage_plain_row(source, row, codes);
+  }
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,34 @@
+// The host's half of packing: rows of a checkpoint as the pack kernel wants them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "kernels/cuda/cuda_weight.h"
+
+namespace tensorfold {
+
+/// How blocks are stored.
+struct PackFormat {
+  CudaWeightKind kind = CudaWeightKind::kBf16;
+  int sets = 0;
+  bool operator==(const PackFormat&) const = default;
+};
+
+/// What is wrong with a source, as a sentence, or empty.
+std::string pack_source_error(const MatrixSource& source);
+PackFormat pack_format(const MatrixSource& source);
+
+/// Rows of the staging buffers: codes or values in column order, padded with zeros to whole stages …
+__host__ __device__ constexpr int64_t staged_row_bytes(CudaWeightKind kind, int64_t stages) {
+  return stages * (kind == CudaWeightKind::kBf16 ? 128 : kind == CudaWeightKind::kAffine4 ? 32 : 64);
+}
+/// … and, after all rows' codes, of each row the scale and bias of each set, 4 bytes.
+__host__ __device__ constexpr int64_t staged_scale_bytes(int sets, int64_t stages) { return stages * sets * 4; }
+
+/// One row. `codes` and `scales` have the sizes above.
+void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
+               uint8_t* scales);
+
+}  // namespace tensorfold

@@ -1,0 +1,42 @@
+// What the kernels of a product are given.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace tensorfold {
+
+inline constexpr int kSkinnyRows = 64;  // rows up to which a warp takes all of them
+inline constexpr int kMaxMatmulViews = 16;
+
+enum class MatmulEpilogue : int32_t {
+  kStore,    // fp32 out[r, n]
+  kSiluMul,  // bf16 out[r, i] of pairs: row g of a tile is gate i = 8 tile + g, row g + 8 is up i
+};
+
+/// One segment times some activations.
+struct MatmulView {
+  const uint8_t* weight = nullptr;
+  const __nv_bfloat16* x = nullptr;  // [rows, x_stride]
+  void* out = nullptr;               // fp32 or bf16, at this segment's first column
+  int64_t x_stride = 0;
+  int64_t out_stride = 0;
+  int64_t tile_bytes = 0;
+  int32_t cols = 0;         // K: what lies in x beyond it is not read
+  int32_t stages = 0;       // of 64 columns
+  int32_t tiles = 0;        // of 16 packed rows
+  int32_t out_cols = 0;     // columns of out that there are
+  int32_t first_block = 0;  // number of its first thread block
+};
+
+struct MatmulArgs {
+  MatmulView views[kMaxMatmulViews];
+  int32_t view_count = 0;
+  int32_t blocks = 0;
+  int32_t rows = 0;
+  int32_t never = -1;  // a number that no stage has, unknown to the compiler
+  MatmulEpilogue epilogue = MatmulEpilogue::kStore;
+};
+
+}  // namespace tensorfold

@@ -1,0 +1,536 @@
+// kernel_times [--only NAME] [--seconds N]: times each kernel of the backend at the shapes of a 27B model (MLX 4-bit,
+// groups of 64) and of an 8B one (bf16), beside the read bandwidth and matrix rate measured in the same run. A row is
+// the best of several runs of a CUDA graph of 20 launches that take turns on copies of the weights, caches or states
+// which are together larger than the L2 cache. --only: rows whose name contains NAME.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/bench/bench_cuda.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/cuda_weight.h"
+#include "kernels/cuda/delta_net.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/rowwise_norm.h"
+
+namespace tensorfold {
+namespace {
+
+constexpr int kLaunches = 20;
+constexpr int kTurns = 5;
+constexpr int64_t kRotateBytes = int64_t{256} << 20;  // several times the L2 cache of any GPU here
+
+void must(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+void must_not_have_failed() {
+  const std::string failure = cuda_failure();
+  if (failure.empty()) return;
+  std::fprintf(stderr, "%s\n", failure.c_str());
+  std::exit(1);
+}
+
+// Device memory that lives for a scope.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count) : count_(count) {
+    must(cudaMalloc(&data_, sizeof(T) * static_cast<size_t>(std::max<int64_t>(1, count))), "memory");
+  }
+  explicit Buffer(const std::vector<T>& values) : Buffer(static_cast<int64_t>(values.size())) {
+    must(cudaMemcpy(data_, values.data(), sizeof(T) * values.size(), cudaMemcpyHostToDevice), "copy");
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { cudaFree(data_); }
+  T* data() const { return data_; }
+  // Repeats a block of values.
+  void fill(const std::vector<T>& block) {
+    for (int64_t at = 0; at < count_; at += static_cast<int64_t>(block.size())) {
+      const int64_t n = std::min(count_ - at, static_cast<int64_t>(block.size()));
+      must(cudaMemcpy(data_ + at, block.data(), sizeof(T) * static_cast<size_t>(n), cudaMemcpyHostToDevice), "copy");
+    }
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t count_;
+};
+
+constexpr size_t kBlock = 1000003;  // prime: rows of repeated values differ
+
+struct Floats : Buffer<float> {
+  explicit Floats(int64_t count, float scale = 1.0f) : Buffer<float>(count) {
+    std::mt19937 engine(7);
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<float> block(static_cast<size_t>(std::min<int64_t>(count, kBlock)));
+    for (float& x : block) x = normal(engine);
+    fill(block);
+  }
+};
+
+// bf16 values of random sign and fraction, 2^-2 in size.
+struct Halves : Buffer<uint16_t> {
+  explicit Halves(int64_t count) : Buffer<uint16_t>(count) {
+    std::mt19937 engine(8);
+    std::vector<uint16_t> block(static_cast<size_t>(std::min<int64_t>(count, kBlock)));
+    for (uint16_t& x : block) x = static_cast<uint16_t>(0x3e80 | (engine() & 0x807f));
+    fill(block);
+  }
+  __nv_bfloat16* values() const { return reinterpret_cast<__nv_bfloat16*>(data()); }
+};
+
+class Times {
+ public:
+  Times(std::string only, double seconds) : only_(std::move(only)) {
+    must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    must(cudaEventCreate(&start_), "event");
+    must(cudaEventCreate(&end_), "event");
+    limits_ = measure_cuda_limits(seconds);
+    must_not_have_failed();
+    std::printf("reads %.0f GB/s, mma %.0f TFLOP/s, an empty kernel in a graph %.2f us\n", limits_.bandwidth * 1e-9,
+                limits_.mma_rate * 1e-12, limits_.node_seconds * 1e6);
+    std::printf("%-34s %6s %10s %8s %6s %8s %6s\n", "kernel", "rows", "us", "GB/s", "%", "TFLOP/s", "%");
+  }
+  ~Times() {
+    cudaEventDestroy(start_);
+    cudaEventDestroy(end_);
+    cudaStreamDestroy(stream_);
+  }
+  cudaStream_t stream() const { return stream_; }
+  bool wanted(const std::string& name) const { return name.find(only_) != std::string::npos; }
+
+  // launch(i) enqueues the i-th launch. Bytes and operations of one launch; 0: not told.
+  void row(const std::string& name, int64_t rows, double bytes, double operations,
+           const std::function<void(int)>& launch) {
+    must(cudaDeviceSynchronize(), "copies");  // of inputs, made on another stream
+    must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < kLaunches; ++i) launch(i);
+    cudaGraph_t graph = nullptr;
+    must(cudaStreamEndCapture(stream_, &graph), "capture");
+    must_not_have_failed();
+    cudaGraphExec_t exec = nullptr;
+    must(cudaGraphInstantiate(&exec, graph, 0), "graph");
+    float best = 1e30f;
+    for (int turn = 0; turn <= kTurns; ++turn) {
+      must(cudaEventRecord(start_, stream_), "event");
+      must(cudaGraphLaunch(exec, stream_), "graph");
+      must(cudaEventRecord(end_, stream_), "event");
+      must(cudaEventSynchronize(end_), name.c_str());
+      float ms = 0;
+      must(cudaEventElapsedTime(&ms, start_, end_), "time");
+      if (turn > 0) best = std::min(best, ms);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    const double seconds = best * 1e-3 / kLaunches;
+    std::printf("%-34s %6lld %10.2f", name.c_str(), static_cast<long long>(rows), seconds * 1e6);
+    if (bytes > 0) {
+      std::printf(" %8.0f %5.1f%%", bytes / seconds * 1e-9, 100 * bytes / seconds / limits_.bandwidth);
+    } else {
+      std::printf(" %8s %6s", "", "");
+    }
+    if (operations > 0) {
+      std::printf(" %8.1f %5.1f%%", operations / seconds * 1e-12, 100 * operations / seconds / limits_.mma_rate);
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+
+ private:
+  std::string only_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t start_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  CudaLimits limits_;
+};
+
+// A random matrix in a checkpoint's form.
+struct Matrix {
+  Matrix(int64_t rows, int64_t cols, bool affine) {
+    source.rows = rows;
+    source.cols = cols;
+    std::mt19937_64 engine(rows * 31 + cols);
+    auto fill = [&](std::vector<uint64_t>* words, int64_t bytes, uint64_t keep, uint64_t set) {
+      words->resize(static_cast<size_t>(bytes + 7) / 8);
+      for (uint64_t& word : *words) word = (engine() & keep) | set;
+    };
+    if (affine) {
+      constexpr int64_t kGroup = 64;
+      source.format = WeightFormat::kMlxAffine;
+      source.bits = 4;
+      source.group = kGroup;
+      source.row_bytes = cols / 2;
+      source.scale_row_bytes = cols / kGroup * 2;
+      fill(&data, rows * source.row_bytes, ~uint64_t{0}, 0);
+      fill(&scales, rows * source.scale_row_bytes, 0x007f007f007f007f, 0x3b003b003b003b00);  // about 2^-9
+      fill(&biases, rows * source.scale_row_bytes, 0x007f007f007f007f, 0xbc803c80bc803c80);  // about 2^-6
+      source.scales = reinterpret_cast<const std::byte*>(scales.data());
+      source.biases = reinterpret_cast<const std::byte*>(biases.data());
+    } else {
+      source.format = WeightFormat::kBf16;
+      source.row_bytes = cols * 2;
+      fill(&data, rows * source.row_bytes, 0x807f807f807f807f, 0x3c003c003c003c00);  // about 2^-7
+    }
+    source.data = reinterpret_cast<const std::byte*>(data.data());
+  }
+  MatrixSource source;
+  std::vector<uint64_t> data, scales, biases;
+};
+
+std::unique_ptr<CudaWeight> pack(std::span<const MatrixSource> blocks, CudaPairing pairing) {
+  std::string error;
+  std::unique_ptr<CudaWeight> weight = pack_cuda_weight(blocks, pairing, &error);
+  if (weight == nullptr) {
+    std::fprintf(stderr, "pack: %s%s\n", error.c_str(), cuda_failure().c_str());
+    std::exit(1);
+  }
+  return weight;
+}
+
+// The same weight in memory of its own.
+std::unique_ptr<CudaWeight> copy_of(const CudaWeight& weight) {
+  std::vector<CudaWeightSegment> segments = weight.segments();
+  for (CudaWeightSegment& segment : segments) {
+    void* memory = nullptr;
+    must(cudaMalloc(&memory, static_cast<size_t>(segment.bytes())), "memory");
+    must(cudaMemcpy(memory, segment.data, static_cast<size_t>(segment.bytes()), cudaMemcpyDeviceToDevice), "copy");
+    segment.memory = std::shared_ptr<void>(memory, [](void* p) { cudaFree(p); });
+    segment.data = static_cast<const uint8_t*>(memory);
+  }
+  return std::make_unique<CudaWeight>(weight.out_features(), weight.in_features(), weight.pairing(),
+                                      std::move(segments));
+}
+
+struct MatmulShape {
+  std::string name;
+  int64_t out = 0;
+  int64_t cols = 0;
+  int64_t slices = 1;  // so many matrices, each with columns of its own
+  bool gate_up = false;
+};
+
+void time_matmul(Times* times, const MatmulShape& shape, bool affine, const std::vector<int64_t>& rows_list) {
+  if (!times->wanted(shape.name)) return;
+  std::vector<std::vector<std::unique_ptr<CudaWeight>>> copies(1);
+  int64_t bytes = 0;
+  {
+    const Matrix matrix(shape.gate_up ? shape.out / 2 : shape.out, shape.cols, affine);
+    const std::vector<MatrixSource> blocks(shape.gate_up ? 2 : 1, matrix.source);
+    copies[0].push_back(pack(blocks, shape.gate_up ? CudaPairing::kGateUp : CudaPairing::kNone));
+    while (static_cast<int64_t>(copies[0].size()) < shape.slices) copies[0].push_back(copy_of(*copies[0][0]));
+    for (const auto& weight : copies[0]) bytes += weight->bytes();
+  }
+  const int64_t wanted = std::clamp<int64_t>(kRotateBytes / bytes + 1, 2, kLaunches);
+  while (static_cast<int64_t>(copies.size()) < wanted) {
+    copies.emplace_back();
+    for (const auto& weight : copies[0]) copies.back().push_back(copy_of(*weight));
+  }
+  for (int64_t rows : rows_list) {
+    const int64_t in = shape.cols * shape.slices;
+    const Halves x(rows * in);
+    const Floats out(shape.gate_up ? 1 : rows * shape.out * shape.slices);
+    const Halves activated(shape.gate_up ? rows * shape.out / 2 : 8);
+    const double operations = 2.0 * static_cast<double>(rows * shape.out * in);
+    times->row(shape.name, rows, static_cast<double>(bytes), rows >= 64 ? operations : 0, [&](int i) {
+      const auto& weights = copies[static_cast<size_t>(i) % copies.size()];
+      if (shape.gate_up) {
+        cuda_matmul_silu_mul(times->stream(), *weights[0], {x.values(), rows, in, in},
+                             {activated.values(), rows, shape.out / 2, shape.out / 2});
+        return;
+      }
+      std::vector<CudaMatmulJob> jobs;
+      for (int64_t s = 0; s < shape.slices; ++s) {
+        jobs.push_back({weights[static_cast<size_t>(s)].get(),
+                        {x.values() + s * shape.cols, rows, shape.cols, in},
+                        {out.data() + s * rows * shape.out, rows, shape.out, shape.out}});
+      }
+      cuda_matmul(times->stream(), jobs);
+    });
+  }
+}
+
+// One sequence's rows at the end of a context.
+struct Pass {
+  Pass(int64_t count, int64_t context, int64_t certain, int64_t accepted, const std::vector<float*>& recurrent = {})
+      : group_count(std::vector<int32_t>{1}),
+        tokens(std::vector<int32_t>(static_cast<size_t>(count), 1)),
+        positions(positions_of(count, context)),
+        group_of(std::vector<int32_t>(static_cast<size_t>(count), 0)),
+        groups(std::vector<DeviceGroup>{group(count, context, certain, accepted)}),
+        pages(page_table(context)),
+        states(recurrent) {
+    rows.rows = static_cast<int32_t>(count);
+    rows.max_groups = 1;
+    rows.max_keys = context;
+    rows.group_count = group_count.data();
+    rows.tokens = tokens.data();
+    rows.positions = positions.data();
+    rows.group_of = group_of.data();
+    rows.groups = groups.data();
+    rows.pages = pages.data();
+    rows.states = states.data();
+  }
+  static int64_t page_count(int64_t context) { return (context + kPageTokens - 1) / kPageTokens; }
+  static std::vector<int64_t> positions_of(int64_t count, int64_t context) {
+    std::vector<int64_t> all(static_cast<size_t>(count));
+    std::iota(all.begin(), all.end(), context - count);
+    return all;
+  }
+  static DeviceGroup group(int64_t count, int64_t context, int64_t certain, int64_t accepted) {
+    DeviceGroup group;
+    group.first_position = context - count;
+    group.rows = static_cast<int32_t>(count);
+    group.certain = static_cast<int32_t>(certain);
+    group.accepted = static_cast<int32_t>(accepted);
+    group.page_count = static_cast<int32_t>(page_count(context));
+    return group;
+  }
+  // Pages of a sequence lie anywhere; the same order for every length, so that earlier rows find theirs.
+  static std::vector<int32_t> page_table(int64_t context) {
+    std::vector<int32_t> all(static_cast<size_t>(page_count(context)));
+    for (size_t i = 0; i < all.size(); ++i)
+      all[i] = static_cast<int32_t>(i ^ 1) < static_cast<int32_t>(all.size()) ? static_cast<int32_t>(i ^ 1)
+                                                                              : static_cast<int32_t>(i);
+    return all;
+  }
+
+  Buffer<int32_t> group_count, tokens;
+  Buffer<int64_t> positions;
+  Buffer<int32_t> group_of;
+  Buffer<DeviceGroup> groups;
+  Buffer<int32_t> pages;
+  Buffer<float*> states;
+  DeviceRows rows;
+};
+
+constexpr int64_t kHeads = 24, kKvHeads = 4, kHeadDim = 256, kPairs = 32;
+constexpr int64_t kQkvWidth = 2 * kHeads * kHeadDim + 2 * kKvHeads * kHeadDim;  // q, gate, k, v
+
+// What attention reads and writes besides the cache.
+struct AttentionTensors {
+  explicit AttentionTensors(int64_t rows)
+      : rows(rows),
+        qkv(rows * kQkvWidth),
+        cos(rows * kPairs, 0.5f),
+        sin(rows * kPairs, 0.5f),
+        norm(std::vector<float>(kHeadDim, 1.0f)),
+        out(rows * kHeads * kHeadDim) {}
+  DeviceMatrix part(int64_t first, int64_t cols) const { return {qkv.data() + first, rows, cols, kQkvWidth}; }
+  CudaQkvArgs qkv_args() const {
+    CudaQkvArgs args;
+    args.q = part(0, kHeads * kHeadDim);
+    args.k = part(2 * kHeads * kHeadDim, kKvHeads * kHeadDim);
+    args.v = part(2 * kHeads * kHeadDim + kKvHeads * kHeadDim, kKvHeads * kHeadDim);
+    args.heads = kHeads;
+    args.q_norm = args.k_norm = norm.data();
+    args.cos = cos.data();
+    args.sin = sin.data();
+    args.pairs = args.table_stride = kPairs;
+    return args;
+  }
+  int64_t rows;
+  Floats qkv, cos, sin;
+  Buffer<float> norm;
+  Halves out;
+};
+
+void time_attention(Times* times, int64_t context, CudaKvFormat format, const std::vector<int64_t>& rows_list) {
+  const bool fp8 = format == CudaKvFormat::kFp8;
+  std::string suffix = std::to_string(context / 1024);
+  suffix.append(fp8 ? "k fp8" : "k bf16");
+  if (!times->wanted("qkv step" + suffix) && !times->wanted("attention" + suffix)) return;
+  const int64_t layer_bytes = context * kKvHeads * kHeadDim * 2 * (fp8 ? 1 : 2);
+  const int64_t layers = std::clamp<int64_t>(kRotateBytes / layer_bytes, 1, kLaunches);
+  std::unique_ptr<CudaKvCache> cache =
+      CudaKvCache::create(layers, Pass::page_count(context), kKvHeads, kHeadDim, format);
+  must_not_have_failed();
+  {
+    const int64_t chunk = std::min<int64_t>(context, 2048);
+    const AttentionTensors tensors(chunk);
+    for (int64_t end = chunk; end <= context; end += chunk) {
+      const Pass pass(chunk, end, chunk, 0);
+      const Buffer<int32_t> pages(Pass::page_table(context));
+      DeviceRows rows = pass.rows;
+      rows.pages = pages.data();
+      must(cudaDeviceSynchronize(), "copies");
+      for (int64_t layer = 0; layer < layers; ++layer) {
+        cuda_qkv(times->stream(), *cache, layer, rows, tensors.qkv_args());
+      }
+      must(cudaStreamSynchronize(times->stream()), "filling the cache");
+    }
+  }
+  std::vector<int32_t> kv_head_of;
+  for (int64_t h = 0; h < kHeads; ++h) kv_head_of.push_back(static_cast<int32_t>(h / (kHeads / kKvHeads)));
+  for (int64_t rows : rows_list) {
+    const AttentionTensors tensors(rows);
+    const Pass pass(rows, context, rows > 16 ? rows : 1, 0);
+    if (times->wanted("qkv step" + suffix)) {
+      times->row("qkv step" + suffix, rows, 0, 0,
+                 [&](int i) { cuda_qkv(times->stream(), *cache, i % layers, pass.rows, tensors.qkv_args()); });
+    }
+    if (!times->wanted("attention" + suffix)) continue;
+    const Buffer<float> workspace(cuda_attention_workspace(pass.rows, kHeads, kHeadDim));
+    CudaAttentionArgs args;
+    args.q = tensors.part(0, kHeads * kHeadDim);
+    args.gate = tensors.part(kHeads * kHeadDim, kHeads * kHeadDim);
+    args.out = {tensors.out.values(), rows, kHeads * kHeadDim, kHeads * kHeadDim};
+    args.heads = kHeads;
+    args.head_dim = kHeadDim;
+    args.kv_head_of = kv_head_of;
+    args.scale = 0.0625f;
+    args.workspace = workspace.data();
+    const double keys =
+        static_cast<double>(rows) * (static_cast<double>(context) - 0.5 * static_cast<double>(rows - 1));
+    const double operations = 4.0 * keys * kHeads * kHeadDim;
+    times->row("attention" + suffix, rows, static_cast<double>(layer_bytes), rows > 1 ? operations : 0,
+               [&](int i) { cuda_attention(times->stream(), *cache, i % layers, pass.rows, args); });
+  }
+}
+
+void time_delta_net(Times* times) {
+  if (!times->wanted("delta_net")) return;
+  DeltaNetShape shape;
+  shape.k_heads = 16;
+  shape.v_heads = 48;
+  shape.dk = shape.dv = 128;
+  for (int32_t v = 0; v < 48; ++v) shape.k_head_of.push_back(v / 3);
+  const int64_t channels = shape.channels(), values = shape.v_heads * shape.dv;
+  const int64_t width = channels + values + 2 * shape.v_heads;
+  const int64_t state_bytes = shape.v_heads * shape.dk * shape.dv * 4;
+  std::vector<std::unique_ptr<CudaRecurrentState>> states;
+  std::vector<float*> pointers;
+  for (int i = 0; i < kLaunches; ++i) {
+    states.push_back(CudaRecurrentState::create(shape, times->stream()));
+    must_not_have_failed();
+    pointers.push_back(states.back()->data());
+  }
+  const Floats conv(channels * shape.conv_kernel, 0.5f), a_log(shape.v_heads, 0.5f), dt_bias(shape.v_heads, 0.5f);
+  const Floats norm(shape.dv);
+  const Buffer<int32_t> k_head_of(shape.k_head_of);
+  for (int64_t rows : {1, 8, 16, 2048}) {
+    const bool prompt = rows > shape.max_window;
+    const Pass pass(rows, 4096, prompt ? rows : 1, prompt || rows == 1 ? 0 : rows - 1, pointers);
+    const Floats in(rows * width);
+    const Halves out(rows * values);
+    const Buffer<float> workspace(cuda_delta_net_workspace(pass.rows, shape));
+    CudaDeltaNetArgs args;
+    args.shape = &shape;
+    args.qkv = {in.data(), rows, channels, width};
+    args.z = {in.data() + channels, rows, values, width};
+    args.b = {in.data() + channels + values, rows, shape.v_heads, width};
+    args.a = {in.data() + channels + values + shape.v_heads, rows, shape.v_heads, width};
+    args.conv = conv.data();
+    args.a_log = a_log.data();
+    args.dt_bias = dt_bias.data();
+    args.norm = norm.data();
+    args.k_head_of = k_head_of.data();
+    args.out = {out.values(), rows, values, values};
+    args.workspace = workspace.data();
+    times->row(prompt      ? "delta_net"
+               : rows == 1 ? "delta_net"
+                           : "delta_net, all accepted before",
+               rows, prompt ? 0 : 2.0 * static_cast<double>(state_bytes), 0, [&](int i) {
+                 args.layer = i;
+                 cuda_delta_net(times->stream(), pass.rows, args);
+               });
+  }
+}
+
+void time_sum_norm(Times* times) {
+  constexpr int64_t kHidden = 5120;
+  if (!times->wanted("sum_norm 8 x 5120")) return;
+  const Floats weight(kHidden);
+  for (int64_t rows : {1, 2, 4, 8, 16, 64, 2048}) {
+    const Floats parts(8 * rows * kHidden, 1e-3f), residual(rows * kHidden);
+    const Halves out(rows * kHidden);
+    CudaTreeSum sum;
+    sum.part_count = 8;
+    sum.part_stride = kHidden;
+    for (int64_t p = 0; p < 8; ++p) sum.parts[p] = parts.data() + p * rows * kHidden;
+    for (const AddStep& step : fold_plan(8, {0, 8})) sum.steps[sum.step_count++] = step;
+    const double bytes = static_cast<double>(rows * kHidden) * (8 * 4 + 4 + 4 + 2);
+    const std::pair<NormPath, const char*> paths[] = {{NormPath::kCluster, "sum_norm 8 x 5120, clusters"},
+                                                      {NormPath::kBlock, "sum_norm 8 x 5120, blocks"}};
+    for (const auto& [path, name] : paths) {
+      times->row(name, rows, bytes, 0, [&, path = path](int) {
+        cuda_sum_norm_by(path, times->stream(), sum, {residual.data(), rows, kHidden, kHidden}, weight.data(), 1e-6f,
+                         {}, {out.values(), rows, kHidden, kHidden});
+      });
+    }
+  }
+}
+
+void time_candidates(Times* times) {
+  constexpr int64_t kColumns = 248320;
+  if (!times->wanted("candidates")) return;
+  for (int64_t n : {1, 20, 64, 1000}) {
+    for (int64_t rows : {1, 8, 16}) {
+      const Floats logits(rows * kColumns, 3.0f);
+      const Buffer<uint8_t> workspace(cuda_candidates_workspace(rows, kColumns, n));
+      const Buffer<Candidate> out(rows * n);
+      times->row("candidates, best " + std::to_string(n), rows, static_cast<double>(rows * kColumns * 4), 0, [&](int) {
+        cuda_candidates(times->stream(), {logits.data(), rows, kColumns, kColumns}, 0, n, workspace.data(), out.data());
+      });
+    }
+  }
+}
+
+void time_all(Times* times) {
+  const std::vector<int64_t> all = {1, 2, 4, 8, 16, 64, 2048}, decode = {1, 2, 4, 8, 16, 64};
+  time_matmul(times, {"27b in 16480x5120", 16480, 5120}, true, all);
+  time_matmul(times, {"27b qkv 14336x5120", 14336, 5120}, true, all);
+  time_matmul(times, {"27b out 8 x 5120x768", 5120, 768, 8}, true, all);
+  time_matmul(times, {"27b gate_up 34816x5120", 34816, 5120, 1, true}, true, all);
+  time_matmul(times, {"27b down 8 x 5120x2176", 5120, 2176, 8}, true, all);
+  time_matmul(times, {"27b head 248320x5120", 248320, 5120}, true, decode);
+  time_matmul(times, {"8b qkv 6144x4096 bf16", 6144, 4096}, false, {1, 8, 16});
+  time_matmul(times, {"8b out 8 x 4096x512 bf16", 4096, 512, 8}, false, {1, 8, 16});
+  time_matmul(times, {"8b gate_up 28672x4096 bf16", 28672, 4096, 1, true}, false, {1, 8, 16});
+  time_matmul(times, {"8b down 8 x 4096x1792 bf16", 4096, 1792, 8}, false, {1, 8, 16});
+  time_matmul(times, {"8b head 128256x4096 bf16", 128256, 4096}, false, {1, 8, 16});
+  time_sum_norm(times);
+  time_attention(times, 1024, CudaKvFormat::kBf16, {1, 8, 16});
+  time_attention(times, 8192, CudaKvFormat::kBf16, {1, 8, 16, 2048});
+  time_attention(times, 32768, CudaKvFormat::kBf16, {1, 8, 16});
+  time_attention(times, 32768, CudaKvFormat::kFp8, {1, 8, 16});
+  time_attention(times, 262144, CudaKvFormat::kBf16, {1, 8, 16});
+  time_delta_net(times);
+  time_candidates(times);
+}
+
+}  // namespace
+}  // namespace tensorfold
+
+int main(int argc, char** argv) {
+  std::string only;
+  double seconds = 1.0;
+  for (int i = 1; i < argc; ++i) {
+    if (i + 1 < argc && std::strcmp(argv[i], "--only") == 0) {
+      only = argv[++i];
+    } else if (i + 1 < argc && std::strcmp(argv[i], "--seconds") == 0) {
+      seconds = std::atof(argv[++i]);
+    } else {
+      std::fprintf(stderr, "usage: kernel_times [--only NAME] [--seconds N]\n");
+      return 2;
+    }
+  }
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "no CUDA device on this machine\n");
+    return 1;
+  }
+  tensorfold::Times times(only, seconds);
+  tensorfold::time_all(&times);
+  return 0;
+}
