@@ -179,23 +179,29 @@ __device__ __forceinline__ void load_blocks(const AttentionParams& p, int64_t bl
   }
 }
 
-/// fp8 blocks of a stage to bf16, places unchanged. Exact: an e4m3 value times a power of two.
+/// 16 e4m3 values to bf16. Exact: an e4m3 value times a power of two.
+__device__ __forceinline__ void widen_piece(uint4 raw, float scale, uint4* low, uint4* high) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+  uint32_t wide[8];
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    const __nv_fp8x2_storage_t pair = static_cast<__nv_fp8x2_storage_t>(words[w >> 1] >> ((w & 1) * 16));
+    const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
+    wide[w] = pack_bf16(__fmul_rn(values.x, scale), __fmul_rn(values.y, scale));
+  }
+  *low = make_uint4(wide[0], wide[1], wide[2], wide[3]);
+  *high = make_uint4(wide[4], wide[5], wide[6], wide[7]);
+}
+
+/// fp8 blocks of a stage to bf16, places unchanged.
 template <int kDim, int kParts>
 __device__ __forceinline__ void widen_blocks(uint32_t stage, uint32_t shared) {
   constexpr int kValues = kParts * kBlockKeys * kDim;
   for (int i = static_cast<int>(threadIdx.x) * 16; i < kValues; i += static_cast<int>(blockDim.x) * 16) {
-    const uint4 raw = load_shared16(stage + i);
-    const float scale = load_shared_float(stage + kValues + (i / kDim) * 4);
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-    uint32_t wide[8];
-#pragma unroll
-    for (int w = 0; w < 8; ++w) {
-      const __nv_fp8x2_storage_t pair = static_cast<__nv_fp8x2_storage_t>(words[w >> 1] >> ((w & 1) * 16));
-      const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
-      wide[w] = pack_bf16(__fmul_rn(values.x, scale), __fmul_rn(values.y, scale));
-    }
-    store_shared16(shared + i * 2, make_uint4(wide[0], wide[1], wide[2], wide[3]));
-    store_shared16(shared + i * 2 + 16, make_uint4(wide[4], wide[5], wide[6], wide[7]));
+    uint4 low, high;
+    widen_piece(load_shared16(stage + i), load_shared_float(stage + kValues + (i / kDim) * 4), &low, &high);
+    store_shared16(shared + i * 2, low);
+    store_shared16(shared + i * 2 + 16, high);
   }
 }
 
@@ -291,6 +297,11 @@ bool launch_attention_tile(cudaStream_t stream, int dim, bool fp8, const Attenti
                            int shared_limit);
 /// Warps that a block may have with this much shared memory.
 int attention_tile_max_warps(int dim, int shared_limit);
+/// Blocks, or clusters of them, of one tile of 16 queries times 1, 3 or 6 and one split; head dimensions 128 and 256.
+bool launch_attention_window_bf16(cudaStream_t stream, int dim, const AttentionParams& p, dim3 grid, int tiles,
+                                  bool cluster);
+bool launch_attention_window_fp8(cudaStream_t stream, int dim, const AttentionParams& p, dim3 grid, int tiles,
+                                 bool cluster);
 /// Blocks of one tile of 16 queries and one split.
 bool launch_attention_narrow(cudaStream_t stream, int dim, bool fp8, const AttentionParams& p, dim3 grid,
                              int shared_limit);

@@ -29,7 +29,7 @@ int64_t row_bucket(int64_t rows) {
 }
 
 int64_t context_bucket(int64_t keys) {
-  int64_t bucket = 1024;
+  int64_t bucket = Ops::kKeptContext;
   while (bucket < keys) bucket *= 4;
   return bucket;
 }
@@ -217,6 +217,7 @@ class CudaOps : public Ops, public CudaStreamOps {
   float* host_data(Tensor /*t*/) override { return nullptr; }
 
   Tensor run(RunKind kind, const RowBatch& rows, Tensor input, bool keep, const RunBody& body) override;
+  int64_t most_kept_rows() const override { return options_.graphs ? kMostGraphRows : 0; }
   void forget_runs() override {
     for (auto& [key, run] : kept_) destroy(run);
     kept_.clear();
@@ -560,7 +561,7 @@ DeviceRows CudaOps::place_batch(const RowBatch& rows, int64_t padded, int64_t ma
 Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep, const RunBody& body) {
   flush();
   const int64_t count = rows.rows(), layers = static_cast<int64_t>(rows.recurrent.size());
-  int64_t keys = 1, page_count = 0;
+  int64_t keys = std::max<int64_t>(rows.least_keys, 1), page_count = 0;
   for (const RowGroup& group : rows.groups) {
     keys = std::max(keys, group.first_position + group.rows);
     page_count += (group.first_position + group.rows + kPageTokens - 1) / kPageTokens;

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_format.cuh"
+#include "kernels/cuda/matmul_quick.cuh"
 #include "kernels/cuda/matmul_store.cuh"
 #include "kernels/cuda/mbarrier.cuh"
 
@@ -26,7 +27,7 @@ inline constexpr int kMaxWindows = 64;    // of a block
 
 /// Stages that a copy brings.
 template <CudaWeightKind kKind>
-inline constexpr int kChunkStages = kKind == CudaWeightKind::kAffine4 ? 4 : kKind == CudaWeightKind::kAffine8 ? 2 : 1;
+inline constexpr int kChunkStages = kKind == CudaWeightKind::kAffine4 ? 4 : 2;
 
 /// Bytes between rows of activations in shared memory: 64 more than a multiple of 128, so that the two rows of which 8
 /// lanes read 64 bytes each lie in different banks.
@@ -86,6 +87,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
     stream_matmul_kernel(const __grid_constant__ MatmulArgs args, const __grid_constant__ StreamShape shape) {
   constexpr int kStage = stage_bytes(kKind, kSets);
   constexpr int kChunk = kChunkStages<kKind>;
+  constexpr int kAhead = kRowTiles == 1 ? 4 : 2;  // halves of a stage that activations are loaded ahead
   static_assert(kWindowStages % kChunk == 0, "a chunk lies in one window");
   extern __shared__ __align__(128) uint8_t shared[];
   pdl_launch();
@@ -120,6 +122,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
     }
   };
   if (lane == 0) {
+#pragma unroll 1
     for (int i = 0; i < shape.slots; ++i) mbarrier_init(barriers + 8 * i, kSlotArrivals);
     mbarrier_init_done();
   }
@@ -173,21 +176,58 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
       xs[j] = x + min(8 * j + lane / 4, args.rows - 1) * stream_x_stride(view.stages);
     }
     float acc[1][kRowTiles][4] = {};
+    const auto multiply = [&](const Bf16x2(&a)[2][4], const uint4(&b)[kRowTiles]) {
+#pragma unroll
+      for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[0], b[j].x, b[j].y);
+#pragma unroll
+      for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[1], b[j].z, b[j].w);
+    };
+    const auto load_x = [&](uint4(&b)[kRowTiles], int half) {
+#pragma unroll
+      for (int j = 0; j < kRowTiles; ++j) b[j] = load_shared16(xs[j] + 64 * half);
+    };
+    // Any stage of the chunk at `at`; slower.
     const auto step = [&](uint32_t at, int i) {
       WeightStage<kKind, kSets> stage;
       load_shared_stage<kKind, kSets>(stage, at + i * kStage, lane);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint4 b[kRowTiles];
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) b[j] = load_shared16(xs[j] + i * 2 * kStageColumns + 64 * half);
+        load_x(b, 2 * i + half);
         Bf16x2 a[2][4];
         stage.fragments(half, a);
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[0], b[j].x, b[j].y);
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[1], b[j].z, b[j].w);
+        multiply(a, b);
       }
+    };
+    // A whole chunk; false when its scales do not allow it, and acc is as it was.
+    const auto quick_chunk = [&](uint32_t at) {
+      WeightStage<kKind, kSets> stage[kChunk];
+      uint4 b[kAhead][kRowTiles];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) load_x(b[i], i);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) load_shared_stage<kKind, kSets>(stage[i], at + i * kStage, lane);
+      float before[kRowTiles][4];
+      memcpy(before, acc, sizeof(acc));
+      Bf16x2 bad = 0;
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        Bf16x2 a[2][2][4];
+        quick_fragments<kKind, kSets>(stage[i], bad, a);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int block = 2 * i + half;
+          multiply(a[half], b[block % kAhead]);
+          if (block + kAhead < 2 * kChunk) load_x(b[block % kAhead], block + kAhead);
+        }
+      }
+      if constexpr (kKind != CudaWeightKind::kBf16) {
+        if (__any_sync(0xffffffff, (bad & 0x7fff) != 0)) {
+          memcpy(acc, before, sizeof(acc));
+          return false;
+        }
+      }
+      return true;
     };
     const int stages = view.stages;
     for (int done = 0; done < stages; done += kChunk) {
@@ -197,11 +237,9 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
       }
       mbarrier_wait(barriers + 8 * slot, parity);
       const uint32_t at = ring + slot * kChunk * kStage;
-      if (stages - done >= kChunk) {
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) step(at, i);
-      } else {
-        for (int i = 0; i < stages - done; ++i) step(at, i);
+      if (stages - done < kChunk || !quick_chunk(at)) {
+#pragma unroll 1
+        for (int i = 0; i < min(kChunk, stages - done); ++i) step(at, i);
       }
       __syncwarp();
       fill(slot);

@@ -123,6 +123,7 @@ struct RowBatch {
   std::span<const int64_t> positions;  // [rows]
   std::span<const RowGroup> groups;
   std::span<const std::vector<RecurrentState*>> recurrent;  // [recurrent layer][group]
+  int64_t least_keys = 0;              // launches are made for contexts of at least so many tokens
   const void* device = nullptr;        // the backend's own copy
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
@@ -275,6 +276,10 @@ class Ops {
   virtual Tensor run(RunKind /*kind*/, const RowBatch& rows, Tensor input, bool /*keep*/, const RunBody& body) {
     return body(rows, input);
   }
+  /// Rows up to which a backend keeps launches; 0: it keeps none. They are kept for powers of two of rows, and for
+  /// contexts of kKeptContext tokens times powers of four.
+  virtual int64_t most_kept_rows() const { return 0; }
+  static constexpr int64_t kKeptContext = 1024;
   /// Forgets kept launches: addresses that they use are no longer valid.
   virtual void forget_runs() {}
 

@@ -69,6 +69,7 @@ class NegativeControl : public Ops {
   Tensor run(RunKind kind, const RowBatch& rows, Tensor input, bool keep, const RunBody& body) override {
     return inner_->run(kind, rows, input, keep, body);
   }
+  int64_t most_kept_rows() const override { return inner_->most_kept_rows(); }
   void forget_runs() override { inner_->forget_runs(); }
   Tensor persistent(int64_t rows, int64_t cols) override { return inner_->persistent(rows, cols); }
   void upload(std::span<const float> host, Tensor dst) override { inner_->upload(host, dst); }

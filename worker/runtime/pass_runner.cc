@@ -1,6 +1,7 @@
 #include "worker/runtime/pass_runner.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
@@ -36,6 +37,7 @@ void PassRunner::use(Communicator* communicator) {
   communicator_ = communicator;
   sum_->use(communicator);
   ops_.forget_runs();
+  prepared_ = false;
 }
 
 void PassRunner::reset() {
@@ -78,6 +80,11 @@ absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
   ops_.begin_pass();
   deadline_ = deadline_for(plan.rows());
   if (absl::Status status = sum_->begin_pass(deadline_); !status.ok()) return status;
+  if (!prepared_ && options_.prepare_context > 0) {
+    if (absl::Status status = prepare(); !status.ok()) return status;
+    ops_.begin_pass();
+  }
+  prepared_ = true;
   mtp_rows_.clear();
   for (const uint32_t slot : plan.release) {
     if (slot >= slots_->slots()) {
@@ -122,6 +129,43 @@ absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
                                item.tokens.end());
   }
   return result;
+}
+
+// Every kind of run in every size, on rows that belong to no sequence and leave nothing behind. All ranks do this in the
+// same pass, so that sums over slices find their partners.
+absl::Status PassRunner::prepare() {
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t free_before = ops_.free_memory();
+  const ModelShape& shape = model_.shape();
+  const std::vector<std::vector<RecurrentState*>> recurrent(shape.recurrent.size());
+  int made = 0;
+  for (int64_t keys = Ops::kKeptContext;; keys *= 4) {
+    for (int64_t rows = 1; rows <= ops_.most_kept_rows(); rows *= 2) {
+      ops_.begin_pass();
+      const std::vector<int32_t> tokens(static_cast<size_t>(rows));
+      const std::vector<int64_t> positions(static_cast<size_t>(rows));
+      RowBatch batch = {.tokens = tokens, .positions = positions, .groups = {}, .recurrent = recurrent};
+      batch.least_keys = keys;
+      Tensor hidden;
+      if (absl::Status status = run_forward(batch, &hidden); !status.ok()) return status;
+      ++made;
+      batch.recurrent = {};
+      for (const bool keys_only : {true, false}) {
+        Tensor out;
+        if (!shape.has_mtp) break;
+        if (absl::Status status = run_mtp(batch, hidden, keys_only, &out); !status.ok()) return status;
+        ++made;
+      }
+      if (const std::string failure = ops_.finish_pass(); !failure.empty()) return absl::InternalError(failure);
+    }
+    if (keys >= options_.prepare_context) break;
+  }
+  if (ops_.most_kept_rows() == 0) return absl::OkStatus();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  spdlog::info("kept {} kinds of pass, up to {} rows and {} tokens of context, in {:.2f} s and {:.0f} MiB", made,
+               ops_.most_kept_rows(), options_.prepare_context, seconds,
+               static_cast<double>(free_before - ops_.free_memory()) / (1024.0 * 1024.0));
+  return absl::OkStatus();
 }
 
 absl::Status PassRunner::compute(std::vector<Work>& work, LocalResult* result) {
@@ -281,6 +325,10 @@ absl::Status PassRunner::forward(std::vector<Work>& work, Tensor* hidden) {
     for (const Work& item : work) recurrent[layer].push_back(item.slot->recurrent[layer].get());
   }
   const RowBatch batch = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = recurrent};
+  return run_forward(batch, hidden);
+}
+
+absl::Status PassRunner::run_forward(const RowBatch& batch, Tensor* hidden) {
   absl::Status status;
   *hidden = ops_.run(RunKind::kForward, batch, {}, trace_ == nullptr, [&](const RowBatch& rows, Tensor) {
     PassContext pass = context();

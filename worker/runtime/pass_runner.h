@@ -18,6 +18,9 @@ struct RunnerOptions {
   int64_t slots = 16;
   int64_t pages = 256;  // KV pages of kPageTokens tokens
   /// A pass gets `step_timeout + rows * row_timeout` before a wait inside it gives up: long prompts take long.
+  /// Tokens of context up to which a backend that keeps launches makes them all in the first pass after use(), before
+  /// the cluster is ready; 0: each when it is first needed.
+  int64_t prepare_context = 0;
   std::chrono::milliseconds step_timeout{30000};
   std::chrono::microseconds row_timeout{20000};
 };
@@ -61,8 +64,10 @@ class PassRunner {
 
   PassRunner(Ops& ops, Model& model, const RunnerOptions& options);
   absl::Status draft(std::vector<Work>& work);
+  absl::Status prepare();
   absl::Status compute(std::vector<Work>& work, LocalResult* result);
   absl::StatusOr<std::vector<int32_t>> best_tokens(Tensor hidden);
+  absl::Status run_forward(const RowBatch& batch, Tensor* hidden);
   absl::Status forward(std::vector<Work>& work, Tensor* hidden);
   absl::Status fill_mtp_keys(std::vector<Work>& work, Tensor hidden);
   absl::Status run_mtp(const RowBatch& rows, Tensor hidden, bool keys_only, Tensor* out);
@@ -78,6 +83,7 @@ class PassRunner {
   std::unique_ptr<WorldSum> sum_;
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<SlotTable> slots_;
+  bool prepared_ = false;
   Trace* trace_ = nullptr;
   bool keep_mtp_logits_ = false;
   std::vector<RowReport> mtp_rows_;

@@ -215,6 +215,8 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!pages.ok()) return pages.status();
   setup->runner_options.slots = setup->profile.schedule.max_sequences;
   setup->runner_options.pages = *pages;
+  setup->runner_options.prepare_context =
+      setup->profile.model.context_length > 0 ? setup->profile.model.context_length : setup->shape.context_length;
   setup->runner_options.step_timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(setup->profile.cluster.step_timeout);
   setup->runner_options.row_timeout = setup->profile.cluster.step_timeout_per_row;

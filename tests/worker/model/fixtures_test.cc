@@ -234,9 +234,12 @@ TEST_P(FixturesOnGpu, LogitsAgreeWithFloat64) {
   backend.launch = GetParam();
   backend.exchange = "staged";
   if (const auto ops = make_backend(backend); !ops.ok()) GTEST_SKIP() << ops.status().message();
-  constexpr double kLimit = 4e-2;
   for (const std::string& dir : fixture_folders()) {
     SCOPED_TRACE(dir);
+    // What bf16 inputs of products cost by themselves: the CPU backend with nothing but those rounded to bf16 is 0.028,
+    // 0.020, 0.022, 0.014 away on the other fixtures and 0.19 on qwen3_5, whose delta net of 32-wide heads amplifies
+    // them (0.05 with the delta net's own projection unrounded).
+    const double kLimit = dir.ends_with("qwen3_5") ? 0.25 : 4e-2;
     const Expected expected(dir + "/expected.safetensors");
     const std::vector<int64_t> ids = expected.ints("input_ids");
     const std::vector<int64_t> positions = expected.ints("positions");
