@@ -288,6 +288,7 @@ Options compute_options() {
        .fallback = "-1",
        .min = -1,
        .max = 63,
+       .unit = "GPU number",
        .help = "cuda: number of the GPU on the rank's machine, counted from 0.",
        .example = "0",
        .default_note = "-1: the rank's number modulo the GPUs of its machine"},

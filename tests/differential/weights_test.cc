@@ -15,15 +15,15 @@ namespace tensorfold {
 namespace {
 
 // All positions' logits of a prompt, and then of a window of eight rows.
-std::vector<std::vector<float>> logits_of(const std::string& dir, int world) {
+const BackendOptions kCpu = {.backend = "cpu", .isa = "auto", .threads = 1};
+
+std::vector<std::vector<float>> logits_of(const std::string& dir, int world, const BackendOptions& backend = kCpu) {
   std::vector<std::vector<float>> rows;
-  auto packer = make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
-  EXPECT_TRUE(packer.ok()) << packer.status();
-  auto shards = ModelShards::load_all(dir, world, **packer);
+  auto shards = ModelShards::load_all(dir, world, backend);
   EXPECT_TRUE(shards.ok()) << shards.status();
   if (!shards.ok()) return rows;
   LocalClusterOptions options;
-  options.backend.threads = 1;
+  options.backend = backend;
   options.runner = {.slots = 1, .pages = 2};
   auto cluster = LocalCluster::start(**shards, options);
   EXPECT_TRUE(cluster.ok()) << cluster.status();
@@ -71,10 +71,18 @@ std::vector<float> floats_of(const OwnedTensor& tensor) {
   return *values;
 }
 
-// MLX affine, by its definition: value i of a row is scale * q + bias of its group, one rounding; q are `bits` wide,
+// The nearest bf16 number, ties to even, of a number far from the ends of the range.
+float bf16_of(double value) {
+  if (value == 0) return 0;
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(value, 8 - exponent)), exponent - 8));
+}
+
+// MLX affine, by its definition: value i of a row is scale * q + bias of its group, one rounding, to fp32 or to bf16; q are `bits` wide,
 // packed from the low bits of consecutive words.
 std::vector<float> dequantised(const OwnedTensor& weight, const std::vector<float>& scales,
-                               const std::vector<float>& biases, int bits, int64_t columns) {
+                               const std::vector<float>& biases, int bits, int64_t columns, bool to_bf16) {
   const int64_t rows = weight.shape[0];
   const int64_t words = weight.shape[1];
   const int64_t group = columns / (static_cast<int64_t>(scales.size()) / rows);
@@ -89,14 +97,15 @@ std::vector<float> dequantised(const OwnedTensor& weight, const std::vector<floa
         q |= (word >> (at % 32) & 1u) << bit;
       }
       const size_t g = static_cast<size_t>((row * columns + i) / group);
-      values.push_back(std::fma(scales[g], static_cast<float>(q), biases[g]));
+      values.push_back(to_bf16 ? bf16_of(static_cast<double>(scales[g]) * q + static_cast<double>(biases[g]))
+                               : std::fma(scales[g], static_cast<float>(q), biases[g]));
     }
   }
   return values;
 }
 
-// The same model without quantisation, in fp32.
-std::string dequantised_copy(const std::string& dir) {
+// The same model without quantisation, in fp32; `to_bf16`: of values that bf16 holds.
+std::string dequantised_copy(const std::string& dir, bool to_bf16 = false) {
   ModelCopy copy = ModelCopy::of(dir);
   const auto config = read_config(dir);
   EXPECT_TRUE(config.ok()) << config.status();
@@ -110,7 +119,7 @@ std::string dequantised_copy(const std::string& dir) {
     EXPECT_TRUE(format.has_value()) << module;
     const int64_t columns = tensor.shape[1] * 32 / format->bits;
     out.set_floats(dequantised(tensor, floats_of(copy.at(module + ".scales")), floats_of(copy.at(module + ".biases")),
-                               format->bits, columns));
+                               format->bits, columns, to_bf16));
     out.shape[1] = columns;
   }
   copy.tensors = std::move(tensors);
@@ -129,6 +138,20 @@ TEST(Weights, QuantisedGivesTheBitsOfItsDequantisedCopy) {
     SCOPED_TRACE(world);
     expect_same_bits(expected, logits_of(plain, world));
     expect_same_bits(expected, logits_of(quantised, world));
+  }
+}
+
+// Protects: the same on a GPU, where values are rounded to bf16 once.
+TEST(Weights, QuantisedGivesTheBitsOfItsDequantisedCopyOnGpu) {
+  BackendOptions backend = {.backend = "cuda"};
+  if (const auto ops = make_backend(backend); !ops.ok()) GTEST_SKIP() << ops.status().message();
+  const std::string quantised = kFixtures + "mlx_4bit";
+  const std::string plain = dequantised_copy(quantised, true);
+  const std::vector<std::vector<float>> expected = logits_of(quantised, 1, backend);
+  for (const int world : {1, 2, 8}) {
+    SCOPED_TRACE(world);
+    expect_same_bits(expected, logits_of(plain, world, backend));
+    expect_same_bits(expected, logits_of(quantised, world, backend));
   }
 }
 
