@@ -15,12 +15,14 @@
 // A wholly masked block multiplies by one and adds zeros; a split in which a row has no keys is not folded. Who
 // computes what, and in which of 16 places of a tile a query stands, is in none of this.
 //
-// Two kernels compute splits (attention_tile.cu, attention_narrow.cu); the first can also walk all splits of a tile and
-// fold them itself. Which one runs depends on sizes and on the device; the tests show that it changes no bit.
+// Three kernels compute splits (attention_tile.cu, attention_narrow.cu, attention_window.cuh, the last alone or in
+// clusters); the first can also walk all splits of a tile and fold them itself. Which one runs depends on sizes and on
+// the device; the tests show that it changes no bit.
 #include <algorithm>
 #include <string>
 
 #include "kernels/cuda/attention_kernels.cuh"
+#include "kernels/cuda/attention_window.cuh"
 #include "kernels/cuda/kv_cache.h"
 
 namespace tensorfold {
@@ -37,6 +39,7 @@ constexpr int64_t kWholeQueries = 64;
 struct DeviceLimits {
   int multiprocessors = 1;
   int shared_bytes = 48 * 1024;
+  bool clusters = false;
 };
 
 DeviceLimits device_limits() {
@@ -46,6 +49,7 @@ DeviceLimits device_limits() {
   cuda_ok(cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device), "device properties");
   cuda_ok(cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
           "device properties");
+  limits.clusters = pdl_supported();  // both came with compute capability 9
   return limits;
 }
 
@@ -70,43 +74,47 @@ int64_t scratch_floats(int dim, const DeviceLimits& limits) {
   return dim == 256 ? int64_t{limits.multiprocessors} * kMaxTileWarps * 32 * (dim / 2) : 0;
 }
 
-template <int kDim>
+/// kAhead: splits whose states are read at a time.
+template <int kDim, int kAhead>
 __global__ void __launch_bounds__(64) fold_kernel(const __grid_constant__ AttentionParams p) {
   constexpr int kThreads = kDim < 64 ? kDim : 64;
-  constexpr int kAhead = 8;
   pdl_launch();
   pdl_wait();
   const int64_t index = blockIdx.x;  // row and head
   const int dim = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   const int64_t row = index / p.heads;
   const int head = static_cast<int>(index % p.heads);
+  // Read beside the position, not after it: a split that is not this row's is not used.
   const int group = p.group_of[row];
-  if (group < 0) return;  // zeros already
-  const int64_t position = p.groups[group].first_position + row - p.groups[group].first_row;
-  const int splits = static_cast<int>(position / kKeySplit) + 1;  // of this row
-  const int end = min(splits - p.first_split, p.split_count);     // of them here
+  const int64_t position = p.positions[row];
   const int64_t split_step = static_cast<int64_t>(p.rows) * p.heads;
   const float* part_o = p.part_o + index * kDim + dim;
   const SoftmaxState* part_state = p.part_state + index;
   // Every block of a row and head has a state of its own.
   SoftmaxState* run_state = p.run_state + index * 4 + blockIdx.y;
   float* run_o = p.run_o + index * kDim + dim;
-
+  SoftmaxState next_state[kAhead];
+  float next_o[kAhead];
+  const auto read = [&](int first, int count) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t split = min(first + i, count - 1);
+      next_state[i] = part_state[split * split_step];
+      next_o[i] = part_o[split * split_step * kDim];
+    }
+  };
+  read(0, p.split_count);
   SoftmaxState state = {kMinusInfinity, 0.0f};
   float o = 0.0f;
   if (p.first_split > 0) {
     state = *run_state;
     o = *run_o;
   }
+  if (group < 0) return;                                          // zeros already
+  const int splits = static_cast<int>(position / kKeySplit) + 1;  // of this row
+  const int end = min(splits - p.first_split, p.split_count);     // of them here
   for (int first = 0; first < end; first += kAhead) {
-    SoftmaxState next_state[kAhead];
-    float next_o[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int64_t split = min(first + i, end - 1);
-      next_state[i] = part_state[split * split_step];
-      next_o[i] = part_o[split * split_step * kDim];
-    }
+    if (first > 0) read(first, end);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (first + i >= end) break;
@@ -135,10 +143,11 @@ __global__ void __launch_bounds__(64) fold_kernel(const __grid_constant__ Attent
 bool launch_fold(cudaStream_t stream, int dim, const AttentionParams& p) {
   const unsigned threads = dim < 64 ? static_cast<unsigned>(dim) : 64;
   const dim3 grid(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.heads), static_cast<unsigned>(dim) / threads);
-  auto kernel = dim == 32    ? fold_kernel<32>
-                : dim == 64  ? fold_kernel<64>
-                : dim == 128 ? fold_kernel<128>
-                             : fold_kernel<256>;
+  const bool few = p.split_count <= 8;
+  auto kernel = dim == 32    ? (few ? fold_kernel<32, 4> : fold_kernel<32, 32>)
+                : dim == 64  ? (few ? fold_kernel<64, 4> : fold_kernel<64, 32>)
+                : dim == 128 ? (few ? fold_kernel<128, 4> : fold_kernel<128, 32>)
+                             : (few ? fold_kernel<256, 4> : fold_kernel<256, 32>);
   return launch_kernel(kernel, grid, dim3(threads), 0, stream, "fold of attention splits", p);
 }
 
@@ -180,6 +189,7 @@ AttentionParams params_of(const PagedKvCache& cache, int64_t layer, const Device
   p.scales = cache.layer_scales(layer);
   p.group_count = rows.group_count;
   p.group_of = rows.group_of;
+  p.positions = rows.positions;
   p.groups = rows.groups;
   p.pages = rows.pages;
   p.factor = static_cast<float>(static_cast<double>(args.scale) * 1.4426950408889634);
@@ -202,6 +212,32 @@ void set_tiles(AttentionParams* p, int64_t heads_per_kv, int queries) {
   p->tile_queries = queries;
   p->slots = static_cast<int>(tile_slots(p->rows, p->max_groups, heads_per_kv, queries));
   p->works = p->slots * p->kv_heads;
+}
+
+/// Whether attention_window.cuh computes the splits, and how.
+struct WindowChoice {
+  int tiles = 0;  // of 16 queries a block; 0: another kernel
+  bool cluster = false;
+};
+
+/// The bounds are where it was measured to be faster than the other kernels on an H200 (24 q and 4 kv heads of 256).
+WindowChoice choose_window(const AttentionParams& p, const Cut& cut, int64_t heads_per_kv, int64_t queries, int dim,
+                           bool fp8, const DeviceLimits& limits) {
+  const bool walks = cut.whole && cut.splits > 1;
+  if (fp8 || dim < 128 || walks) return {};
+  const int tiles = queries <= 16 ? 1 : queries <= 48 ? 3 : 6;
+  const int64_t works = tile_slots(p.rows, p.max_groups, heads_per_kv, tiles * 16) * p.kv_heads;
+  const int64_t blocks = works * cut.splits;
+  const int64_t cluster_blocks = blocks * (dim / 64);
+  if (tiles == 1 && limits.clusters && 2 * cluster_blocks <= limits.multiprocessors &&
+      window_shared_bytes(dim, tiles, true) <= limits.shared_bytes) {
+    return {tiles, true};
+  }
+  if (cut.splits == 1 || window_shared_bytes(dim, tiles, false) > limits.shared_bytes) return {};
+  const bool enough = tiles == 6   ? 3 * blocks >= limits.multiprocessors
+                      : tiles == 3 ? blocks >= limits.multiprocessors
+                                   : blocks >= int64_t{8} * limits.multiprocessors;
+  return {enough ? tiles : 0, false};
 }
 
 }  // namespace
@@ -246,6 +282,8 @@ void cuda_attention(cudaStream_t stream, const CudaKvCache& kv_cache, int64_t la
   // Few tiles leave most of the device idle: then more blocks are worth reading keys several times (from L2).
   const bool narrow = !walks && (queries <= 16 || int64_t{p.works} * cut.splits <= int64_t{2} * limits.multiprocessors);
   if (!narrow) set_tiles(&p, heads_per_kv, warps * 16);
+  const WindowChoice window = choose_window(p, cut, heads_per_kv, queries, dim, cache.fp8(), limits);
+  if (window.tiles > 0) set_tiles(&p, heads_per_kv, window.tiles * 16);
 
   const int64_t states = static_cast<int64_t>(p.rows) * p.heads;
   if (cut.whole) {
@@ -263,8 +301,14 @@ void cuda_attention(cudaStream_t stream, const CudaKvCache& kv_cache, int64_t la
     // Blocks that keep folded accumulators in scratch are no more than there is scratch for: they take several tiles.
     const int blocks = walks && scratch_floats(dim, limits) > 0 ? std::min(p.works, limits.multiprocessors) : p.works;
     const dim3 grid(static_cast<unsigned>(blocks), cut.whole ? 1 : static_cast<unsigned>(p.split_count));
-    const bool launched = narrow ? launch_attention_narrow(stream, dim, cache.fp8(), p, grid, limits.shared_bytes)
-                                 : launch_attention_tile(stream, dim, cache.fp8(), p, grid, warps, limits.shared_bytes);
+    bool launched = false;
+    if (window.tiles > 0) {
+      launched = launch_attention_window(stream, dim, p, grid, window.tiles, window.cluster);
+    } else if (narrow) {
+      launched = launch_attention_narrow(stream, dim, cache.fp8(), p, grid, limits.shared_bytes);
+    } else {
+      launched = launch_attention_tile(stream, dim, cache.fp8(), p, grid, warps, limits.shared_bytes);
+    }
     if (!launched) return;
     if (!cut.whole && !launch_fold(stream, dim, p)) return;
   }

@@ -29,6 +29,7 @@ struct AttentionParams {
   const float* scales;  // fp8
   const int32_t* group_count;
   const int32_t* group_of;
+  const int64_t* positions;
   const DeviceGroup* groups;
   const int32_t* pages;
   // Split mode: states of the splits of this launch, [split - first_split][row][head]([padded head_dim]).
@@ -114,27 +115,54 @@ __device__ __forceinline__ void zero_padding(const AttentionParams& p, int kv_he
   }
 }
 
+/// Pieces of queries (8 values of one) on their way to shared memory: kPieces of this thread from the first-th on. All
+/// are asked for before the first is used.
+template <int kDim, int kPieces>
+struct QueryPieces {
+  static constexpr int kUnits = kDim / 8;
+  float4 low[kPieces];
+  float4 high[kPieces];
+
+  __device__ __forceinline__ void load(const AttentionParams& p, const TileWork& work, int queries, int first) {
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n) {
+      const int i = first + n * static_cast<int>(blockDim.x);
+      const int query = work.first + i / kUnits;
+      low[n] = high[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (i < queries * kUnits && query < work.count && i % kUnits * 8 < p.head_dim) {
+        const int of_group = query / work.heads_per_kv;
+        const int head = work.first_head + query - of_group * work.heads_per_kv;
+        const float4* source = reinterpret_cast<const float4*>(p.q + (work.first_row + of_group) * p.q_stride +
+                                                               head * p.head_dim + i % kUnits * 8);
+        low[n] = source[0];
+        high[n] = source[1];
+      }
+    }
+  }
+  __device__ __forceinline__ void store(int queries, int first, uint32_t shared) const {
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n) {
+      const int i = first + n * static_cast<int>(blockDim.x);
+      if (i >= queries * kUnits) continue;
+      const int place = i / kUnits;
+      store_shared16(shared + (place * kUnits + swizzled_unit<kDim>(place, i % kUnits)) * 16,
+                     make_uint4(pack_bf16(low[n].x, low[n].y), pack_bf16(low[n].z, low[n].w),
+                                pack_bf16(high[n].x, high[n].y), pack_bf16(high[n].z, high[n].w)));
+    }
+  }
+};
+
 /// Queries [work.first, work.first + queries) to shared memory as bf16, [queries][kDim] with rows' units swizzled;
 /// zeros beyond the last query and beyond head_dim.
 template <int kDim>
 __device__ __forceinline__ void load_queries(const AttentionParams& p, const TileWork& work, int queries,
                                              uint32_t shared) {
-  constexpr int kUnits = kDim / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < queries * kUnits; i += static_cast<int>(blockDim.x)) {
-    const int place = i / kUnits;
-    const int unit = i % kUnits;
-    const int query = work.first + place;
-    uint4 packed = make_uint4(0, 0, 0, 0);
-    if (query < work.count && unit * 8 < p.head_dim) {
-      const int64_t row = work.first_row + query / work.heads_per_kv;
-      const int head = work.first_head + query % work.heads_per_kv;
-      const float4* source = reinterpret_cast<const float4*>(p.q + row * p.q_stride + head * p.head_dim + unit * 8);
-      const float4 low = source[0];
-      const float4 high = source[1];
-      packed = make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y),
-                          pack_bf16(high.z, high.w));
-    }
-    store_shared16(shared + (place * kUnits + swizzled_unit<kDim>(place, unit)) * 16, packed);
+  constexpr int kTogether = 4;
+  const int step = kTogether * static_cast<int>(blockDim.x);
+  for (int i = static_cast<int>(threadIdx.x); i < queries * (kDim / 8); i += step) {
+    QueryPieces<kDim, kTogether> pieces;
+    pieces.load(p, work, queries, i);
+    pieces.store(queries, i, shared);
   }
 }
 
@@ -297,11 +325,10 @@ bool launch_attention_tile(cudaStream_t stream, int dim, bool fp8, const Attenti
                            int shared_limit);
 /// Warps that a block may have with this much shared memory.
 int attention_tile_max_warps(int dim, int shared_limit);
-/// Blocks, or clusters of them, of one tile of 16 queries times 1, 3 or 6 and one split; head dimensions 128 and 256.
-bool launch_attention_window_bf16(cudaStream_t stream, int dim, const AttentionParams& p, dim3 grid, int tiles,
-                                  bool cluster);
-bool launch_attention_window_fp8(cudaStream_t stream, int dim, const AttentionParams& p, dim3 grid, int tiles,
-                                 bool cluster);
+/// Blocks of 1, 3 or 6 tiles of 16 queries and one split, or, with one tile, clusters of them (attention_window.cuh).
+/// bf16, head dimensions 128 and 256.
+bool launch_attention_window(cudaStream_t stream, int dim, const AttentionParams& p, dim3 grid, int tiles,
+                             bool cluster);
 /// Blocks of one tile of 16 queries and one split.
 bool launch_attention_narrow(cudaStream_t stream, int dim, bool fp8, const AttentionParams& p, dim3 grid,
                              int shared_limit);

@@ -5,21 +5,31 @@
 // Every number is what attention_tile.cu computes, in the same chains; only who computes it differs. Two forms:
 // * Alone: a block takes one split, in rounds of 64 or 128 keys. The keys of the next round come while the values of
 //   this one are used, the values while the scores are made.
-// * In a cluster: the blocks of a cluster share one split. Each makes the scores of its part of the keys for all
-//   queries; they send each other their maxima, then their weights; each then has its part of the dimensions, for all
-//   keys. A block has all it reads under way at once. For short contexts, where a split for each block leaves most of
-//   the device idle. No sum is cut: accumulators of a dimension walk all keys of the split in one block.
+// * In a cluster (dim / 64 blocks, one tile): its blocks share one split. Each makes the scores of its part of the keys
+//   for all queries; they send each other their maxima, then their weights; each then has its part of the dimensions,
+//   for all keys. A block has all it reads under way at once. For short contexts, where one block for each split leaves
+//   most of the device idle.
+// How the contract is kept: no sum is cut. A score is one chain over dims in one warp; maxima do not depend on the
+// order in which they are taken; sums and accumulators walk all keys of the split, ascending, in one warp of one block,
+// with the same rescaling before each block of 64 keys. The number of blocks, rounds or tiles is in none of this.
 #pragma once
 
 #include "kernels/cuda/attention_kernels.cuh"
+
+// Architectures without clusters do not know the attribute; no cluster is launched there.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define TF_WINDOW_CLUSTER(blocks)
+#else
+#define TF_WINDOW_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
+#endif
 
 namespace tensorfold {
 
 inline constexpr int kWindowWarps = 8;
 inline constexpr int kWindowThreads = kWindowWarps * 32;
 
-/// kTiles: tiles of 16 queries. kCluster: blocks of a cluster. kOwnKeys: keys of a block in a round.
-template <int kDim, bool kFp8, int kTiles, int kCluster>
+/// kTiles: tiles of 16 queries. kCluster: blocks of a cluster.
+template <int kDim, int kTiles, int kCluster>
 struct WindowShape {
   static constexpr int kQueries = kTiles * 16;
   static constexpr int kOwnKeys = kCluster > 1 ? static_cast<int>(kKeySplit) / kCluster : kTiles > 3 ? 128 : 64;
@@ -57,8 +67,8 @@ struct WindowShape {
   static constexpr int kResident = kCluster > 1 || kTiles > 3 ? 1 : kTiles > 1 ? 2 : 3;
 
   // Copies: 16-byte pieces of memory a thread.
-  static constexpr int kKeyPieces = kKeyBytes / (kFp8 ? 32 : 16) / kWindowThreads;
-  static constexpr int kValuePieces = kValueBytes / (kFp8 ? 32 : 16) / kWindowThreads;
+  static constexpr int kKeyPieces = kKeyBytes / 16 / kWindowThreads;
+  static constexpr int kValuePieces = kValueBytes / 16 / kWindowThreads;
   static_assert(kKeyPieces >= 1 && kValuePieces >= 1);
 };
 
@@ -87,39 +97,11 @@ __device__ __forceinline__ void window_cluster_wait() {}
 __device__ __forceinline__ void store_remote4(uint32_t shared, int, uint32_t v) { store_shared4(shared, v); }
 #endif
 
-/// Copies of kPieces pieces a thread on their way to shared memory. bf16: cp.async. fp8: through registers, widened
-/// when they land.
-template <bool kFp8, int kPieces>
-struct Flight {
-  uint4 raw[kFp8 ? kPieces : 1];
-  float scale[kFp8 ? kPieces : 1];
-
-  /// Piece n of this thread; `token` counts from the layer's first block, `piece` within the token's vector.
-  template <int kDim>
-  __device__ __forceinline__ void start(const AttentionParams& p, int n, int64_t token, int piece, uint32_t shared) {
-    const char* source = p.blocks + token * (kDim * (kFp8 ? 1 : 2)) + piece * 16;
-    if constexpr (kFp8) {
-      raw[n] = __ldg(reinterpret_cast<const uint4*>(source));
-      scale[n] = __ldg(p.scales + token);
-    } else {
-      copy_async16(shared, source, true);
-    }
-  }
-  __device__ __forceinline__ void land(int n, uint32_t shared) {
-    if constexpr (kFp8) {
-      uint4 low, high;
-      widen_piece(raw[n], scale[n], &low, &high);
-      store_shared16(shared, low);
-      store_shared16(shared + 16, high);
-    }
-  }
-};
-
-template <int kDim, bool kFp8, int kTiles, int kCluster>
-__global__ void __cluster_dims__(kCluster, 1, 1)
-    __launch_bounds__(kWindowThreads, (WindowShape<kDim, kFp8, kTiles, kCluster>::kResident))
+template <int kDim, int kTiles, int kCluster>
+__global__ void TF_WINDOW_CLUSTER(kCluster)
+    __launch_bounds__(kWindowThreads, (WindowShape<kDim, kTiles, kCluster>::kResident))
         window_kernel(const __grid_constant__ AttentionParams p) {
-  using Shape = WindowShape<kDim, kFp8, kTiles, kCluster>;
+  using Shape = WindowShape<kDim, kTiles, kCluster>;
   constexpr int kGroupTiles = Shape::kGroupTiles;
   constexpr int kKeyTiles = Shape::kKeyTiles;
   constexpr int kDimTiles = Shape::kDimTiles;
@@ -154,8 +136,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
     return;
   }
   const int first_block = split * kSplitBlocks;
-  const int blocks =
-      min(work.position(work.first + Shape::kQueries - 1) / kBlockKeys + 1 - first_block, static_cast<int>(kSplitBlocks));
+  const int blocks = min(work.position(work.first + Shape::kQueries - 1) / kBlockKeys + 1 - first_block,
+                         static_cast<int>(kSplitBlocks));
   if (blocks <= 0) return;
   if constexpr (kCluster > 1) window_cluster_arrive();  // this block runs: others may write to its memory
 
@@ -164,12 +146,13 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
     const int page = __shfl_sync(0xffffffffu, own_page, block);
     return (cache_block(page, p.kv_heads, kv_head) + part_of_block) * kBlockKeys;
   };
-  Flight<kFp8, Shape::kKeyPieces> keys_coming;
-  Flight<kFp8, Shape::kValuePieces> values_coming;
-  constexpr int kWide = kFp8 ? 32 : 16;  // bytes of a piece in shared memory
-  constexpr int kRowPieces = kDim * 2 / kWide;
-  constexpr int kSliceRow = Shape::kBlockDims * 2 / kWide;
-  // The first block of 64 of this block's keys in a round, and the place of its n-th piece in shared memory.
+  const auto copy = [&](int64_t token, int piece, uint32_t to) {
+    copy_async16(to, p.blocks + token * (kDim * 2) + piece * 16, true);
+  };
+  constexpr int kRowPieces = kDim * 2 / 16;
+  constexpr int kSliceRow = Shape::kBlockDims * 2 / 16;
+  static_assert(kWindowThreads / kRowPieces <= kBlockKeys && kWindowThreads / kSliceRow <= kBlockKeys);
+  // The first block of 64 of this block's keys in a round.
   const auto own_first = [&](int round) { return round * Shape::kRoundBlocks + rank * (Shape::kOwnKeys / kBlockKeys); };
   const auto start_keys = [&](int round) {
 #pragma unroll
@@ -177,12 +160,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
       const int i = static_cast<int>(threadIdx.x) + n * kWindowThreads;
       const int token = i / kRowPieces;
       const int block = own_first(round) + n * kWindowThreads / kRowPieces / kBlockKeys;
-      if (block < blocks) {
-        keys_coming.template start<kDim>(p, n, token_of(block, 0) + token % kBlockKeys, i % kRowPieces,
-                                         key_area + i * 16);
-      }
+      if (block < blocks) copy(token_of(block, 0) + token % kBlockKeys, i % kRowPieces, key_area + i * 16);
     }
-    if constexpr (!kFp8) copy_async_commit();
+    copy_async_commit();
   };
   const auto start_values = [&](int round) {
 #pragma unroll
@@ -191,38 +171,20 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
       const int token = i / kSliceRow;
       const int block = round * Shape::kRoundBlocks + n * kWindowThreads / kSliceRow / kBlockKeys;
       if (block < blocks) {
-        values_coming.template start<kDim>(p, n, token_of(block, 1) + token % kBlockKeys,
-                                           rank * kSliceRow + i % kSliceRow, value_area + i * 16);
+        copy(token_of(block, 1) + token % kBlockKeys, rank * kSliceRow + i % kSliceRow, value_area + i * 16);
       }
     }
-    if constexpr (!kFp8) copy_async_commit();
+    copy_async_commit();
   };
-  const auto land_keys = [&](int round) {
-    if constexpr (kFp8) {
-#pragma unroll
-      for (int n = 0; n < Shape::kKeyPieces; ++n) {
-        const int i = static_cast<int>(threadIdx.x) + n * kWindowThreads;
-        const int block = own_first(round) + n * kWindowThreads / kRowPieces / kBlockKeys;
-        if (block < blocks) keys_coming.land(n, key_area + i * kWide);
-      }
-    }
-  };
-  const auto land_values = [&](int round) {
-    if constexpr (kFp8) {
-#pragma unroll
-      for (int n = 0; n < Shape::kValuePieces; ++n) {
-        const int i = static_cast<int>(threadIdx.x) + n * kWindowThreads;
-        const int block = round * Shape::kRoundBlocks + n * kWindowThreads / kSliceRow / kBlockKeys;
-        if (block < blocks) values_coming.land(n, value_area + i * kWide);
-      }
-    }
-  };
-  static_assert(kWindowThreads / kRowPieces <= kBlockKeys && kWindowThreads / kSliceRow <= kBlockKeys);
 
-  start_keys(0);
-  start_values(0);
+  {
+    QueryPieces<kDim, Shape::kQueries*(kDim / 8) / kWindowThreads> queries;
+    queries.load(p, work, Shape::kQueries, static_cast<int>(threadIdx.x));
+    start_keys(0);
+    start_values(0);
+    queries.store(Shape::kQueries, static_cast<int>(threadIdx.x), query_area);
+  }
   if (split == 0 && rank == 0) zero_padding(p, kv_head, slot);
-  load_queries<kDim>(p, work, Shape::kQueries, query_area);
 
   int position[kGroupTiles][2];
 #pragma unroll
@@ -252,11 +214,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
     // Keys are here; what the round before read is free.
-    if constexpr (kFp8) {
-      land_keys(round);
-      __syncthreads();
-      if (round > 0) start_values(round);
-    } else if (round == 0) {
+    if (round == 0) {
       copy_async_wait<1>();
       __syncthreads();
     } else {
@@ -285,8 +243,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
 #pragma unroll
           for (int m = 0; m < kGroupTiles; ++m) {
             const int row = first_tile_row + m * 16 + row_of_lane;
-            load_matrices(a[step][m], query_area + (row * (kDim / 8) + swizzled_unit<kDim>(
-                                                                           row_of_lane, 4 * k + 2 * step + unit_of_lane)) *
+            load_matrices(a[step][m], query_area + (row * (kDim / 8) +
+                                                    swizzled_unit<kDim>(row_of_lane, 4 * k + 2 * step + unit_of_lane)) *
                                                        16);
           }
         }
@@ -308,9 +266,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
             for (int n = 0; n < kKeyTiles; n += 2) {
               const int key = first_key + n * 8 + (lane & 7) + (lane >> 4) * 8;
               uint32_t b[4];
-              load_matrices(b, key_area + (key * (kDim / 8) +
-                                           swizzled_unit<kDim>(key, 4 * k + 2 * step + ((lane >> 3) & 1))) *
-                                              16);
+              load_matrices(
+                  b,
+                  key_area + (key * (kDim / 8) + swizzled_unit<kDim>(key, 4 * k + 2 * step + ((lane >> 3) & 1))) * 16);
 #pragma unroll
               for (int m = 0; m < kGroupTiles; ++m) {
                 mma_m16n8k16(scores[m][n], a[step][m], b[0], b[1]);
@@ -336,8 +294,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
     }
     if constexpr (kCluster > 1) window_cluster_wait();  // all run
     if (has_keys) {
-      const int place = (own_block - round * Shape::kRoundBlocks) * Shape::kBlockParts +
-                        first_key % kBlockKeys / Shape::kWarpKeys;
+      const int place =
+          (own_block - round * Shape::kRoundBlocks) * Shape::kBlockParts + first_key % kBlockKeys / Shape::kWarpKeys;
 #pragma unroll
       for (int m = 0; m < kGroupTiles; ++m) {
 #pragma unroll
@@ -365,7 +323,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
       __syncthreads();
       if (round + 1 < rounds) {
         start_keys(round + 1);
-      } else if constexpr (!kFp8) {
+      } else {
         copy_async_commit();  // an empty group: the wait below counts groups
       }
     }
@@ -398,8 +356,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
           for (int n = 0; n < kKeyTiles; ++n) {
             const uint32_t pair = pack_bf16(weight(scores[m][n][2 * half], relative, p.factor),
                                             weight(scores[m][n][2 * half + 1], relative, p.factor));
-            const uint32_t to =
-                weight_area + row * Shape::kWeightRow + swizzled_unit<64>(row, unit + n) * 16 + t * 4;
+            const uint32_t to = weight_area + row * Shape::kWeightRow + swizzled_unit<64>(row, unit + n) * 16 + t * 4;
             if constexpr (kCluster > 1) {
 #pragma unroll
               for (int r = 0; r < kCluster; ++r) store_remote4(to, r, pair);
@@ -410,9 +367,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
         }
       }
     }
-    if constexpr (kFp8) {
-      land_values(round);
-    } else if constexpr (kCluster > 1) {
+    if constexpr (kCluster > 1) {
       copy_async_wait<0>();
     } else {
       copy_async_wait<1>();
@@ -505,28 +460,18 @@ __global__ void __cluster_dims__(kCluster, 1, 1)
   }
 }
 
-template <int kDim, bool kFp8, int kTiles, int kCluster>
-bool launch_window(cudaStream_t stream, const AttentionParams& p, dim3 grid) {
-  constexpr int kBytes = WindowShape<kDim, kFp8, kTiles, kCluster>::kShared;
-  auto kernel = window_kernel<kDim, kFp8, kTiles, kCluster>;
-  grid.x *= kCluster;
-  return cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-                 "attention of windows") &&
-         launch_kernel(kernel, grid, dim3(kWindowThreads), static_cast<size_t>(kBytes), stream, "attention of windows",
-                       p);
-}
-
-template <int kDim, bool kFp8>
-bool launch_window_dim(cudaStream_t stream, const AttentionParams& p, dim3 grid, int tiles, bool cluster) {
-  constexpr int kCluster = kDim / 64;
-  if (cluster) {
-    return tiles == 1   ? launch_window<kDim, kFp8, 1, kCluster>(stream, p, grid)
-           : tiles == 3 ? launch_window<kDim, kFp8, 3, kCluster>(stream, p, grid)
-                        : launch_window<kDim, kFp8, 6, kCluster>(stream, p, grid);
+/// Shared memory of a block; dim 128 or 256, tiles 1, 3 or 6; clusters only with one tile.
+constexpr int window_shared_bytes(int dim, int tiles, bool cluster) {
+  if (dim == 128) {
+    return cluster      ? WindowShape<128, 1, 2>::kShared
+           : tiles == 1 ? WindowShape<128, 1, 1>::kShared
+           : tiles == 3 ? WindowShape<128, 3, 1>::kShared
+                        : WindowShape<128, 6, 1>::kShared;
   }
-  return tiles == 1   ? launch_window<kDim, kFp8, 1, 1>(stream, p, grid)
-         : tiles == 3 ? launch_window<kDim, kFp8, 3, 1>(stream, p, grid)
-                      : launch_window<kDim, kFp8, 6, 1>(stream, p, grid);
+  return cluster      ? WindowShape<256, 1, 4>::kShared
+         : tiles == 1 ? WindowShape<256, 1, 1>::kShared
+         : tiles == 3 ? WindowShape<256, 3, 1>::kShared
+                      : WindowShape<256, 6, 1>::kShared;
 }
 
 }  // namespace tensorfold

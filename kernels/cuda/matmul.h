@@ -9,9 +9,10 @@
 // each other.
 //
 // Why the number of rows changes no bit. Kernels differ in who owns which tile (a warp 16 or 32 weight rows and all
-// rows of the pass up to 64, or 64 x 64 through shared memory), in how far ahead they read, and in the size of a
-// launch. All of them feed an output's chain the same operands at the same places, a column of mma does not depend on
-// the other columns (checked with infinities and NaNs in them), and rows that are not there are zero columns.
+// rows of the pass up to 64, or 32 x 128 or 64 x 64 through shared memory), in how far ahead they read, and in the size
+// of a launch. All of them feed an output's chain the same operands at the same places, and a column of mma does not
+// depend on the other columns (checked with infinities and NaNs in them), so that columns of rows that are not there
+// may hold anything.
 //
 // Weights are bf16 values by definition (contract, section 3); how each format gets its values and how they lie in
 // memory: cuda_weight.h. A quantised weight gives the bytes of its dequantised bf16 copy.

@@ -6,12 +6,7 @@ namespace {
 template <int kSets>
 bool launch(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   constexpr CudaWeightKind kKind = CudaWeightKind::kAffine4;
-  if (args.rows <= kStreamRows) {
-    bool fits = false;
-    const bool ok = args.rows <= 8 ? launch_stream<kKind, kSets, 1>(args, gpu, stream, &fits)
-                                   : launch_stream<kKind, kSets, 2>(args, gpu, stream, &fits);
-    if (fits) return ok;
-  }
+  if (const std::optional<bool> ok = launch_stream_rows<kKind, kSets>(args, gpu, stream)) return *ok;
   if (args.rows <= 8) {
     if (few_blocks(args, gpu, 3)) return launch_skinny<kKind, kSets, 1, 1, 12, 4, 3>(args, stream);
     return launch_skinny<kKind, kSets, 1, 1, 6, 4, 5>(args, stream);
@@ -20,8 +15,8 @@ bool launch(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
     if (few_blocks(args, gpu, 3)) return launch_skinny<kKind, kSets, 2, 1, (kSets == 1 ? 12 : 10), 4, 3>(args, stream);
     return launch_skinny<kKind, kSets, 2, 1, (kSets == 1 ? 6 : 4), 2, 5>(args, stream);
   }
-  if (args.rows <= 32 && !knob("TF_TILE32", 0)) return launch_skinny<kKind, kSets, 4, 2, (kSets == 1 ? 4 : 3), 2, 3>(args, stream);
-  if (args.rows <= kSkinnyRows && !knob("TF_TILE64", 0)) return launch_skinny<kKind, kSets, 8, 2, 3, 2, 2>(args, stream);
+  if (args.rows <= 32) return launch_skinny<kKind, kSets, 4, 2, (kSets == 1 ? 4 : 3), 2, 3>(args, stream);
+  if (args.rows <= kSkinnyRows) return launch_skinny<kKind, kSets, 8, 2, 3, 2, 2>(args, stream);
   return launch_tiles<kKind, kSets>(args, gpu, stream);
 }
 

@@ -27,8 +27,7 @@ __device__ __forceinline__ Bf16x2 low_twice(uint32_t v) { return __byte_perm(v, 
 __device__ __forceinline__ Bf16x2 high_twice(uint32_t v) { return __byte_perm(v, v, 0x3232); }
 
 /// Eight 4-bit codes to eight values. 0x4300 | q is 128 + q in bf16, the subtraction is exact, and the fma rounds once.
-__device__ __forceinline__ void values_of_codes4(uint32_t codes, uint32_t scale_bias, Bf16x2 (&out)[4]) {
-  const Bf16x2 scale = low_twice(scale_bias), bias = high_twice(scale_bias);
+__device__ __forceinline__ void values_of_codes4(uint32_t codes, Bf16x2 scale, Bf16x2 bias, Bf16x2 (&out)[4]) {
   if constexpr (kSubnormalCodes) {
     const uint32_t high = codes >> 8;
     constexpr Bf16x2 kUp127 = 0x7f007f00, kUp123 = 0x7d007d00, kMinusZero = 0x80008000;  // 2^127, 2^123
@@ -45,10 +44,13 @@ __device__ __forceinline__ void values_of_codes4(uint32_t codes, uint32_t scale_
   }
 }
 
+__device__ __forceinline__ void values_of_codes4(uint32_t codes, uint32_t scale_bias, Bf16x2 (&out)[4]) {
+  values_of_codes4(codes, low_twice(scale_bias), high_twice(scale_bias), out);
+}
+
 /// Eight 8-bit codes to eight values. 0x4b000000 | q is 2^23 + q in fp32; q has 8 significant bits, so the upper half
 /// of its fp32 form is its bf16 form.
-__device__ __forceinline__ void values_of_codes8(uint2 codes, uint32_t scale_bias, Bf16x2 (&out)[4]) {
-  const Bf16x2 scale = low_twice(scale_bias), bias = high_twice(scale_bias);
+__device__ __forceinline__ void values_of_codes8(uint2 codes, Bf16x2 scale, Bf16x2 bias, Bf16x2 (&out)[4]) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const uint32_t word = j < 2 ? codes.x : codes.y;
@@ -58,6 +60,10 @@ __device__ __forceinline__ void values_of_codes8(uint2 codes, uint32_t scale_bia
     const Bf16x2 pair = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
     out[j] = fma_bf16x2(pair, scale, bias);
   }
+}
+
+__device__ __forceinline__ void values_of_codes8(uint2 codes, uint32_t scale_bias, Bf16x2 (&out)[4]) {
+  values_of_codes8(codes, low_twice(scale_bias), high_twice(scale_bias), out);
 }
 
 /// The rows g and g + 8 of a block as the two steps' A fragments.

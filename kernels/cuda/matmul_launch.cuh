@@ -1,8 +1,10 @@
 // Launching one configuration of the kernels of a product.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
-#include <cstdlib>
+#include <optional>
+#include <type_traits>
 
 #include "kernels/cuda/matmul_launch.h"
 #include "kernels/cuda/matmul_skinny.cuh"
@@ -34,23 +36,19 @@ inline bool few_blocks(MatmulArgs& args, const GpuFacts& gpu, int blocks_per_sm)
   return number_blocks(args, kSkinnyWarps, 1) <= blocks_per_sm * gpu.multiprocessors;
 }
 
-inline int knob(const char* name, int otherwise) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : std::atoi(value);
-}
+/// A launch of stream_matmul_kernel.
+struct StreamLaunch {
+  StreamShape shape;
+  int blocks = 0;
+  int warps = 0;
+  int shared_bytes = 0;
+};
 
-/// False where the activations of a block and a ring do not fit in shared memory.
-inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int chunk_bytes, int* blocks, int* warps,
-                         StreamShape* shape, int* shared_bytes) {
-  shape->tiles = number_blocks(args, 1, 1);
-  *blocks = std::min(gpu.multiprocessors, shape->tiles);
-  const int tiles = (shape->tiles + *blocks - 1) / *blocks;  // of a block
-  const int max_warps = knob("TF_WARPS", kStreamWarps);
-  const int turns = (tiles + max_warps - 1) / max_warps;
-  *warps = (tiles + turns - 1) / turns;
-  int x_bytes = 0;
-  for (int b = 0; b < *blocks; ++b) {
-    const int first = stream_first_tile(shape->tiles, *blocks, b), end = stream_first_tile(shape->tiles, *blocks, b + 1);
+/// Bytes of activations that the block with most of them holds; -1 where a block would have too many windows.
+inline int stream_x_bytes(const MatmulArgs& args, int tiles, int blocks) {
+  int most = 0;
+  for (int b = 0; b < blocks; ++b) {
+    const int first = stream_first_tile(tiles, blocks, b), end = stream_first_tile(tiles, blocks, b + 1);
     int bytes = 0, windows = 0;
     for (int v = 0; v < args.view_count; ++v) {
       const MatmulView& view = args.views[v];
@@ -58,52 +56,88 @@ inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int chunk_bytes,
       bytes += args.rows * stream_x_stride(view.stages);
       windows += stream_windows(view.stages);
     }
-    if (windows > kMaxWindows) return false;
-    x_bytes = std::max(x_bytes, bytes);
+    if (windows > kMaxWindows) return -1;
+    most = std::max(most, bytes);
   }
-  const int ring = *warps * (chunk_bytes + 8);  // a slot of each
-  const int fixed = 8 * kMaxWindows + 2 * 128 + x_bytes;
-  const int half = 113 * 1024, most = gpu.shared_bytes;  // half: two blocks a multiprocessor
-  const int want = knob("TF_RING", 48) * 1024;
-  int slots = (half - fixed) / ring;
-  if (slots * ring < want || slots < 2) slots = std::min((most - fixed) / ring, std::max(2, want / ring + 1));
-  slots = std::min(slots, knob("TF_SLOTS", 32));
-  if (slots < 2) return false;
-  shape->slots = slots;
-  const auto round = [](int bytes) { return (bytes + 127) / 128 * 128; };
-  shape->x_at = round(8 * (kMaxWindows + *warps * slots));
-  shape->ring_at = round(shape->x_at + x_bytes);
-  *shared_bytes = shape->ring_at + *warps * slots * chunk_bytes;
-  if (knob("TF_SHOW", 0)) std::fprintf(stderr, "stream: %d tiles, %d blocks of %d warps, %d turns, %d slots, %d shared\n", shape->tiles, *blocks, *warps, turns, slots, *shared_bytes);
-  return *shared_bytes <= most;
+  return most;
 }
 
+/// False where a block's activations and rings of two slots do not fit in shared memory. `stage`: bytes; `unit`: stages
+/// that the kernel takes at a time.
+inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, int unit, StreamLaunch& launch) {
+  StreamShape& shape = launch.shape;
+  shape.tiles = number_blocks(args, 1, 1);
+  launch.blocks = std::min(gpu.multiprocessors, shape.tiles);
+  const int tiles = (shape.tiles + launch.blocks - 1) / launch.blocks;  // of a block
+  int stages = 0;
+  for (int v = 0; v < args.view_count; ++v) stages = std::max(stages, args.views[v].stages);
+  const int x_bytes = stream_x_bytes(args, shape.tiles, launch.blocks);
+  if (x_bytes < 0) return false;
+  const int fixed = 8 * kMaxWindows + 2 * 128 + x_bytes;
+  const auto fit = [&](int max_warps, int chunk, int bytes) {
+    const int turns = (tiles + max_warps - 1) / max_warps;
+    launch.warps = (tiles + turns - 1) / turns;              // turns are full
+    const int all = turns * ((stages + chunk - 1) / chunk);  // slots that hold all that a warp reads
+    shape.chunk = chunk;
+    shape.slots = std::min({(bytes - fixed) / (launch.warps * (chunk * stage + 8)), all, kMaxSlots});
+    return shape.slots >= std::min(2, all);
+  };
+  // Half of the shared memory where that does: the next launch's blocks can then fill their rings beside ours. Blocks
+  // of many warps have no registers left for that. Larger slots cost fewer copies.
+  constexpr int kFewWarps = 14, kFewestWarps = 10;
+  const int half = (gpu.shared_bytes + 1024) / 2 - 1024;  // 1,024 of each block are the system's
+  bool fits = tiles <= kFewWarps && fit(kStreamWarps, 8, half);
+  for (int chunk = 16; chunk >= unit && !fits; chunk /= 2) fits = fit(kStreamWarps, chunk, gpu.shared_bytes);
+  if (!fits && !fit(kFewestWarps, unit, gpu.shared_bytes)) return false;
+  const auto round = [](int bytes) { return (bytes + 127) / 128 * 128; };
+  shape.x_at = round(8 * (kMaxWindows + launch.warps * shape.slots));
+  shape.ring_at = round(shape.x_at + x_bytes);
+  launch.shared_bytes = shape.ring_at + launch.warps * shape.slots * shape.chunk * stage;
+  return true;
+}
+
+/// Nothing where the activations are too large for a block's shared memory.
 template <CudaWeightKind kKind, int kSets, int kRowTiles>
-bool launch_stream(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream, bool* fits) {
-  constexpr int kChunkBytes = kChunkStages<kKind> * stage_bytes(kKind, kSets);
-  StreamShape shape;
-  int blocks = 0, warps = 0, shared_bytes = 0;
-  *fits = !knob("TF_OLD", 0) && shape_stream(args, gpu, kChunkBytes, &blocks, &warps, &shape, &shared_bytes);
-  if (!*fits) return false;
+std::optional<bool> launch_stream(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
+  StreamLaunch launch;
+  if (!shape_stream(args, gpu, stage_bytes(kKind, kSets), stream_unit(kKind, kRowTiles), launch)) return std::nullopt;
   const auto kernel = stream_matmul_kernel<kKind, kSets, kRowTiles>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
   int device = 0;
   if (!cuda_ok(cudaGetDevice(&device), "matmul")) return false;
   const uint64_t bit = uint64_t{1} << (device % 64);
   if ((allowed.load() & bit) == 0) {
-    if (!cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, gpu.shared_bytes), "matmul")) {
+    if (!cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, gpu.shared_bytes),
+                 "matmul")) {
       return false;
     }
     allowed.fetch_or(bit);
   }
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(32 * warps)),
-                       static_cast<size_t>(shared_bytes), stream, "matmul", args, shape);
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(launch.blocks)),
+                       dim3(static_cast<unsigned>(32 * launch.warps)), static_cast<size_t>(launch.shared_bytes), stream,
+                       "matmul", args, launch.shape);
 }
 
-template <CudaWeightKind kKind, int kSets, int kWarpTiles, int kStages>
-bool launch_tile(MatmulArgs& args, cudaStream_t stream) {
-  constexpr int kShared = tile_shared_bytes(kKind, kSets, kWarpTiles, kStages);
-  const auto kernel = tile_matmul_kernel<kKind, kSets, kWarpTiles, kStages>;
+/// 1 to kStreamRows rows; nothing where the other kernel for few rows is the one to use.
+template <CudaWeightKind kKind, int kSets>
+std::optional<bool> launch_stream_rows(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
+  if (args.rows > kStreamRows) return std::nullopt;
+  if constexpr (kKind != CudaWeightKind::kBf16) {
+    // Many short tiles: their blocks, which fill a multiprocessor each, would do one thing after the other, where small
+    // ones of several kernels overlap (8 products of 5120 x 768 with 4 bits: 8.4 us against 6.7 on an H200).
+    constexpr int kManyTiles = 10;  // a multiprocessor
+    int stages = 0;
+    for (int v = 0; v < args.view_count; ++v) stages = std::max(stages, args.views[v].stages);
+    if (stages <= kWindowStages && number_blocks(args, 1, 1) > kManyTiles * gpu.multiprocessors) return std::nullopt;
+  }
+  return args.rows <= 8 ? launch_stream<kKind, kSets, 1>(args, gpu, stream)
+                        : launch_stream<kKind, kSets, 2>(args, gpu, stream);
+}
+
+template <CudaWeightKind kKind, int kSets, typename Shape>
+bool launch_tile(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
+  constexpr int kShared = Shape::shared_bytes(kKind, kSets);
+  const auto kernel = tile_matmul_kernel<kKind, kSets, Shape>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
   int device = 0;
   if (!cuda_ok(cudaGetDevice(&device), "matmul")) return false;
@@ -114,23 +148,35 @@ bool launch_tile(MatmulArgs& args, cudaStream_t stream) {
     }
     allowed.fetch_or(bit);
   }
-  const int row_blocks = (args.rows + kBlockRows - 1) / kBlockRows;
-  const int blocks = number_blocks(args, kWarpsDown * kWarpTiles, row_blocks);
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kTileThreads), kShared, stream, "matmul",
+  const int row_blocks = (args.rows + Shape::kBlockRows - 1) / Shape::kBlockRows;
+  args.blocks = number_blocks(args, Shape::kBlockTiles, row_blocks);
+  const int blocks = std::min(args.blocks, gpu.multiprocessors * Shape::kBlocksPerSm);
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), kShared, stream, "matmul",
                        args);
 }
 
 /// Large tiles where they fit and fill the device, else small ones.
 template <CudaWeightKind kKind, int kSets>
 bool launch_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
-  const int row_blocks = (args.rows + kBlockRows - 1) / kBlockRows;
-  const auto waves = [&](int warp_tiles) {
-    return (number_blocks(args, kWarpsDown * warp_tiles, row_blocks) + gpu.multiprocessors - 1) / gpu.multiprocessors;
+  constexpr bool kPlain = kKind == CudaWeightKind::kBf16;
+  using Large = std::conditional_t<kPlain, TileShape<4, 2, 4, 8, 4, 1>, TileShape<8, 1, 2, 16, 4, 1>>;
+  using Low = TileShape<8, 1, 2, 16, 3, 1>;  // 4 bits: large tiles in less shared memory
+  using Small = TileShape<4, 2, 2, 8, 3, 1>;
+  static_assert(Large::kBlockRows == Small::kBlockRows && Low::kBlockRows == Small::kBlockRows);
+  static_assert(kKind != CudaWeightKind::kAffine4 || Low::shared_bytes(kKind, kSets) <= 99 * 1024);
+  static_assert(Small::shared_bytes(kKind, kSets) <= 99 * 1024);
+  const int row_blocks = (args.rows + Small::kBlockRows - 1) / Small::kBlockRows;
+  const auto waves = [&](int block_tiles) {
+    return (number_blocks(args, block_tiles, row_blocks) + gpu.multiprocessors - 1) / gpu.multiprocessors;
   };
-  const bool fits = tile_shared_bytes(kKind, kSets, 4, 4) <= gpu.shared_bytes;
-  // A wave of large tiles takes nearly as long as two of small ones.
-  if (fits && 18 * waves(4) <= 10 * waves(2)) return launch_tile<kKind, kSets, 4, 4>(args, stream);
-  return launch_tile<kKind, kSets, 2, 3>(args, stream);
+  // A wave of small tiles takes about 0.6 of the time of one of large tiles (estimated from instruction counts).
+  if (10 * waves(Large::kBlockTiles) <= 6 * waves(Small::kBlockTiles)) {
+    if (Large::shared_bytes(kKind, kSets) <= gpu.shared_bytes) {
+      return launch_tile<kKind, kSets, Large>(args, gpu, stream);
+    }
+    if constexpr (kKind == CudaWeightKind::kAffine4) return launch_tile<kKind, kSets, Low>(args, gpu, stream);
+  }
+  return launch_tile<kKind, kSets, Small>(args, gpu, stream);
 }
 
 }  // namespace tensorfold

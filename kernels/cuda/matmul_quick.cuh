@@ -11,12 +11,14 @@
 
 namespace tensorfold {
 
+static_assert(!kSubnormalCodes, "scales are stored as they are");
+
 struct QuickScale {
   Bf16x2 low, high, bias;  // scale 2^133, scale 2^129, each twice
 };
 
 __device__ __forceinline__ QuickScale quick_scale(uint32_t scale_bias, Bf16x2& bad) {
-  constexpr Bf16x2 kMinusZero = 0x80008000;  // a product plus it is the product
+  constexpr Bf16x2 kMinusZero = 0x80008000;                              // a product plus it is the product
   const Bf16x2 raised = fma_bf16x2(scale_bias, 0x3f807f00, kMinusZero);  // scale 2^127, bias
   const Bf16x2 scale = low_twice(raised);
   QuickScale quick;
@@ -42,33 +44,63 @@ __device__ __forceinline__ void quick_values8(uint2 codes, const QuickScale& s, 
   out[3] = fma_bf16x2(__byte_perm(codes.y, 0, 0x4342), s.low, s.bias);
 }
 
-/// Fragments of both halves of a stage: WeightStage::fragments, but where `bad` becomes NaN.
+/// A lane's part of a stage, as WeightStage, read from shared memory.
 template <CudaWeightKind kKind, int kSets>
-__device__ __forceinline__ void quick_fragments(const WeightStage<kKind, kSets>& stage, Bf16x2& bad,
-                                                Bf16x2 (&a)[2][2][4]) {
-  if constexpr (kKind == CudaWeightKind::kBf16) {
-    stage.fragments(0, a[0]);
-    stage.fragments(1, a[1]);
-  } else {
+struct QuickStage {
+  uint32_t codes[2][kKind == CudaWeightKind::kAffine4 ? 2 : 4];  // of rows g and g + 8
+  uint32_t scales[kSets][2];
+
+  __device__ __forceinline__ void load(uint32_t stage, int lane) {
+    if constexpr (kKind == CudaWeightKind::kAffine4) {
+      const uint4 v = load_shared16(stage + affine4_offset(0, 0, lane));
+      codes[0][0] = v.x, codes[1][0] = v.y, codes[0][1] = v.z, codes[1][1] = v.w;
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 v = load_shared16(stage + affine8_offset(half, 0, lane));
+        codes[0][2 * half] = v.x, codes[0][2 * half + 1] = v.y;
+        codes[1][2 * half] = v.z, codes[1][2 * half + 1] = v.w;
+      }
+    }
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      const uint2 v = load_shared8(stage + scale_offset(kKind, kSets, set, lane / 4, 0));
+      scales[set][0] = v.x, scales[set][1] = v.y;
+    }
+  }
+
+  /// WeightStage::fragments of both halves, but where `bad` becomes NaN.
+  __device__ __forceinline__ void fragments(Bf16x2& bad, Bf16x2 (&a)[2][2][4]) const {
     QuickScale s[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (half < kSets) {
-        const uint2 scales = stage.scales.of(half);
-        s[0] = quick_scale(scales.x, bad);
-        s[1] = quick_scale(scales.y, bad);
+      Bf16x2 rows[2][4];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (half < kSets) s[r] = quick_scale(scales[half][r], bad);
+        if constexpr (kKind == CudaWeightKind::kAffine4) {
+          quick_values4(codes[r][half], s[r], rows[r]);
+        } else {
+          quick_values8(make_uint2(codes[r][2 * half], codes[r][2 * half + 1]), s[r], rows[r]);
+        }
       }
-      Bf16x2 row[4], upper[4];
-      if constexpr (kKind == CudaWeightKind::kAffine4) {
-        quick_values4(half == 0 ? stage.codes.x : stage.codes.z, s[0], row);
-        quick_values4(half == 0 ? stage.codes.y : stage.codes.w, s[1], upper);
-      } else {
-        quick_values8(make_uint2(stage.codes[half].x, stage.codes[half].y), s[0], row);
-        quick_values8(make_uint2(stage.codes[half].z, stage.codes[half].w), s[1], upper);
-      }
-      fragments_of_rows(row, upper, a[half]);
+      fragments_of_rows(rows[0], rows[1], a[half]);
     }
   }
-}
+};
+
+/// bf16 weights are their values.
+template <>
+struct QuickStage<CudaWeightKind::kBf16, 0> {
+  WeightStage<CudaWeightKind::kBf16, 0> stage;
+  __device__ __forceinline__ void load(uint32_t at, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) stage.v[i] = load_shared16(at + bf16_offset(i / 2, i % 2, lane));
+  }
+  __device__ __forceinline__ void fragments(Bf16x2& /*bad*/, Bf16x2 (&a)[2][2][4]) const {
+    stage.fragments(0, a[0]);
+    stage.fragments(1, a[1]);
+  }
+};
 
 }  // namespace tensorfold

@@ -1,4 +1,5 @@
-// Products of 1 to 64 rows: each weight is read once, by one warp.
+// Products of 17 to 64 rows, and of fewer where matmul_stream.cuh's kernel does not fit or is the slower one: each
+// weight is read once, by one warp.
 //
 // A warp owns kTiles tiles of 16 weight rows for all of K and all rows of the pass; warps never meet. It keeps kDepth
 // stages of 64 columns of its weights under way in registers: bytes in flight are what the read bandwidth needs, and

@@ -9,7 +9,7 @@
 //
 // Contract: an output is mma.m16n8k16 chained over K ascending, from +0, in the order of columns that matmul_format.cuh
 // gives; lanes of rows that there are not take the last row's values, in columns of B which no other column's bits
-// depend on and which are not stored.
+// depend on and which are not stored. Codes become values in two ways, which give the same bits (matmul_quick.cuh).
 #pragma once
 
 #include "kernels/cuda/launch.cuh"
@@ -20,14 +20,17 @@
 
 namespace tensorfold {
 
-inline constexpr int kStreamRows = 16;  // most rows
-inline constexpr int kStreamWarps = 20;
+inline constexpr int kStreamRows = 16;    // most rows
+inline constexpr int kStreamWarps = 20;   // most warps of a block
 inline constexpr int kWindowStages = 16;  // activations come in windows of so many stages, so that work begins early
 inline constexpr int kMaxWindows = 64;    // of a block
+inline constexpr int kMaxSlots = 32;      // of a warp
 
-/// Stages that a copy brings.
-template <CudaWeightKind kKind>
-inline constexpr int kChunkStages = kKind == CudaWeightKind::kAffine4 ? 4 : 2;
+/// Stages that are worked on together: their loads and conversions mix with each other's products.
+__host__ __device__ constexpr int stream_unit(CudaWeightKind kind, int row_tiles) {
+  if (kind == CudaWeightKind::kBf16) return 1;
+  return kind == CudaWeightKind::kAffine4 && row_tiles == 1 ? 4 : 2;
+}
 
 /// Bytes between rows of activations in shared memory: 64 more than a multiple of 128, so that the two rows of which 8
 /// lanes read 64 bytes each lie in different banks.
@@ -39,33 +42,14 @@ __host__ __device__ constexpr int stream_first_tile(int tiles, int blocks, int b
 }
 
 /// Shared memory of a block: barriers of windows, of slots; activations of its views; the warps' rings.
+/// A copy brings a slot's `chunk` stages, a multiple of stream_unit().
 struct StreamShape {
   int32_t tiles = 0;
   int32_t slots = 0;  // of a warp
+  int32_t chunk = 0;  // stages of a slot
   int32_t x_at = 0;
   int32_t ring_at = 0;
 };
-
-template <CudaWeightKind kKind, int kSets>
-__device__ __forceinline__ void load_shared_stage(WeightStage<kKind, kSets>& stage, uint32_t at, int lane) {
-  if constexpr (kKind == CudaWeightKind::kBf16) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) stage.v[i] = load_shared16(at + bf16_offset(i / 2, i % 2, lane));
-  } else {
-    if constexpr (kKind == CudaWeightKind::kAffine4) {
-      stage.codes = load_shared16(at + affine4_offset(0, 0, lane));
-    } else {
-      stage.codes[0] = load_shared16(at + affine8_offset(0, 0, lane));
-      stage.codes[1] = load_shared16(at + affine8_offset(1, 0, lane));
-    }
-    const uint32_t scales = at + scale_offset(kKind, kSets, 0, lane / 4, 0);
-    if constexpr (kSets == 1) {
-      stage.scales.v = load_shared8(scales);
-    } else {
-      stage.scales.v = load_shared16(scales);
-    }
-  }
-}
 
 /// `bytes` of a ring's slot, copied by a warp.
 __device__ __forceinline__ void copy_slot(uint32_t slot, const uint8_t* from, int bytes, uint32_t barrier, int lane) {
@@ -86,9 +70,9 @@ template <CudaWeightKind kKind, int kSets, int kRowTiles>
 __global__ void __launch_bounds__(32 * kStreamWarps, 1)
     stream_matmul_kernel(const __grid_constant__ MatmulArgs args, const __grid_constant__ StreamShape shape) {
   constexpr int kStage = stage_bytes(kKind, kSets);
-  constexpr int kChunk = kChunkStages<kKind>;
-  constexpr int kAhead = kRowTiles == 1 ? 4 : 2;  // halves of a stage that activations are loaded ahead
-  static_assert(kWindowStages % kChunk == 0, "a chunk lies in one window");
+  constexpr int kUnit = stream_unit(kKind, kRowTiles);
+  // Halves of a stage that activations are loaded ahead.
+  constexpr int kAhead = kRowTiles == 1 && kUnit > 1 ? 4 : 2;
   extern __shared__ __align__(128) uint8_t shared[];
   pdl_launch();
   const int lane = threadIdx.x % 32;
@@ -96,9 +80,12 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
   const int warps = blockDim.x / 32;
   const int first = stream_first_tile(shape.tiles, gridDim.x, blockIdx.x);
   const int end = stream_first_tile(shape.tiles, gridDim.x, blockIdx.x + 1);
-  const uint32_t windows = shared_address(shared);
-  const uint32_t barriers = windows + 8 * (kMaxWindows + warp * shape.slots);
-  const uint32_t ring = windows + shape.ring_at + warp * shape.slots * kChunk * kStage;
+  uint32_t windows = shared_address(shared);
+  int slot_bytes = shape.chunk * kStage;
+  asm volatile("" : "+r"(windows), "+r"(slot_bytes));  // opaque, so that they are not computed again and again
+  uint32_t barriers = windows + 8 * (kMaxWindows + warp * shape.slots);
+  uint32_t ring = windows + shape.ring_at + warp * shape.slots * slot_bytes;
+  asm volatile("" : "+r"(barriers), "+r"(ring));
 
   // The copying end of the ring: the tile, where its next stage is, and its stages left.
   int copy_tile = first + warp;
@@ -112,10 +99,10 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
   };
   const auto fill = [&](int slot) {
     if (copy_tile >= end) return;
-    const int bytes = min(kChunk, copy_left) * kStage;
-    copy_slot(ring + slot * kChunk * kStage, copy_from, bytes, barriers + 8 * slot, lane);
+    const int bytes = min(shape.chunk, copy_left) * kStage;
+    copy_slot(ring + slot * slot_bytes, copy_from, bytes, barriers + 8 * slot, lane);
     copy_from += bytes;
-    copy_left -= kChunk;
+    copy_left -= shape.chunk;
     if (copy_left <= 0) {
       copy_tile += warps;
       locate();
@@ -128,6 +115,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
   }
   __syncwarp();
   locate();
+#pragma unroll 1
   for (int i = 0; i < shape.slots; ++i) fill(i);
 
   for (int i = threadIdx.x; i < kMaxWindows; i += blockDim.x) mbarrier_init(windows + 8 * i, blockDim.x);
@@ -149,7 +137,8 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
           const int piece = piece0 + i % kPieces;
           // Columns beyond K are zeros: what lies there in x must not count.
           if (piece < view.stages * (kStageColumns / 8)) {
-            copy_async16(to + row * stride + 16 * piece, view.x + row * view.x_stride + 8 * piece, 8 * piece < view.cols);
+            copy_async16(to + row * stride + 16 * piece, view.x + row * view.x_stride + 8 * piece,
+                         8 * piece < view.cols);
           }
         }
         mbarrier_arrive_after_copies(window);
@@ -186,39 +175,37 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
 #pragma unroll
       for (int j = 0; j < kRowTiles; ++j) b[j] = load_shared16(xs[j] + 64 * half);
     };
-    // Any stage of the chunk at `at`; slower.
+    // A stage of those at `at`; slower.
     const auto step = [&](uint32_t at, int i) {
-      WeightStage<kKind, kSets> stage;
-      load_shared_stage<kKind, kSets>(stage, at + i * kStage, lane);
-#pragma unroll
+#pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         uint4 b[kRowTiles];
         load_x(b, 2 * i + half);
         Bf16x2 a[2][4];
-        stage.fragments(half, a);
+        WeightStage<kKind, kSets>::shared_fragments(at + i * kStage, half, lane, a);
         multiply(a, b);
       }
     };
-    // A whole chunk; false when its scales do not allow it, and acc is as it was.
-    const auto quick_chunk = [&](uint32_t at) {
-      WeightStage<kKind, kSets> stage[kChunk];
+    // kUnit stages; false when their scales do not allow it, and acc is as it was.
+    const auto quick_unit = [&](uint32_t at) {
+      QuickStage<kKind, kSets> stage[kUnit];
       uint4 b[kAhead][kRowTiles];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) load_x(b[i], i);
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) load_shared_stage<kKind, kSets>(stage[i], at + i * kStage, lane);
+      for (int i = 0; i < kUnit; ++i) stage[i].load(at + i * kStage, lane);
       float before[kRowTiles][4];
       memcpy(before, acc, sizeof(acc));
       Bf16x2 bad = 0;
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
+      for (int i = 0; i < kUnit; ++i) {
         Bf16x2 a[2][2][4];
-        quick_fragments<kKind, kSets>(stage[i], bad, a);
+        stage[i].fragments(bad, a);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int block = 2 * i + half;
           multiply(a[half], b[block % kAhead]);
-          if (block + kAhead < 2 * kChunk) load_x(b[block % kAhead], block + kAhead);
+          if (block + kAhead < 2 * kUnit) load_x(b[block % kAhead], block + kAhead);
         }
       }
       if constexpr (kKind != CudaWeightKind::kBf16) {
@@ -230,16 +217,21 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
       return true;
     };
     const int stages = view.stages;
-    for (int done = 0; done < stages; done += kChunk) {
-      if (done % kWindowStages == 0) {
-        mbarrier_wait(window, 0);
-        window += 8;
-      }
+    int come = 0;  // stages whose activations are known to have come
+    for (int done = 0; done < stages; done += shape.chunk) {
+      const int count = min(shape.chunk, stages - done);
+      for (; come < done + count; come += kWindowStages, window += 8) mbarrier_wait(window, 0);
       mbarrier_wait(barriers + 8 * slot, parity);
-      const uint32_t at = ring + slot * kChunk * kStage;
-      if (stages - done < kChunk || !quick_chunk(at)) {
+      uint32_t at = ring + slot * slot_bytes;
 #pragma unroll 1
-        for (int i = 0; i < min(kChunk, stages - done); ++i) step(at, i);
+      for (int left = count; left > 0; left -= kUnit) {
+        if (left < kUnit || !quick_unit(at)) {
+#pragma unroll 1
+          for (int i = 0; i < min(kUnit, left); ++i) step(at, i);
+        }
+        at += kUnit * kStage;
+#pragma unroll
+        for (int j = 0; j < kRowTiles; ++j) xs[j] += kUnit * 2 * kStageColumns;
       }
       __syncwarp();
       fill(slot);
@@ -247,8 +239,6 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
         slot = 0;
         parity ^= 1;
       }
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) xs[j] += kChunk * 2 * kStageColumns;
     }
     store_accumulators(view, args.epilogue, args.rows, tile - view.first_block, 0, lane, acc);
   }

@@ -511,6 +511,24 @@ TEST(CudaAttention, FoldsOverSeveralLaunches) {
   }
 }
 
+// Single rows of many sequences at long contexts: enough blocks of one tile for the window kernel alone, which a row by
+// itself does not take at these sizes.
+TEST(CudaAttention, SameBitsAmongManySingleRows) {
+  TF_NEED_GPU();
+  for (const int64_t dim : {128, 256}) {
+    World world({8, 2, dim, CudaKvFormat::kBf16, {}}, 100);
+    const Sequence s = world.make(5000, 15, 0);
+    std::vector<Group> groups;
+    for (int64_t i = 0; i < 64; ++i) groups.push_back({&s, (i * 1237 + 4999) % 5000, 1});
+    const std::vector<uint16_t> many = world.run(groups, 1);
+    for (const int64_t i : {0, 1, 2, 17, 40, 63}) {
+      const std::string what =
+          fmt::format("{} position {} alone and among 64", name_of(world.shape), groups[static_cast<size_t>(i)].first);
+      expect_same(world, world.run({groups[static_cast<size_t>(i)]}), 0, many, i, what);
+    }
+  }
+}
+
 // A query's bits are the same in each of a tile's 16 places, whatever the other queries are.
 TEST(CudaAttention, PlaceAndNeighboursInATile) {
   TF_NEED_GPU();

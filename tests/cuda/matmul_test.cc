@@ -356,6 +356,43 @@ TEST(MatmulTest, QuantisedEqualsDequantised) {
   }
 }
 
+// Kernels convert codes in two ways, by the size of the scales around: all small, all large, and both in one tile, with
+// scales just below and at the limit of 2^-5, of either sign, zero and subnormal.
+TEST(MatmulTest, SmallAndLargeScales) {
+  TF_NEED_GPU();
+  constexpr int64_t kRows = 48, kCols = 1152;
+  for (const Format& format : {Format{4, 64}, Format{4, 32}, Format{8, 64}, Format{8, 32}}) {
+    for (int kind = 0; kind < 4; ++kind) {
+      TestMatrix m = make_matrix(format.bits, format.group, kRows, kCols, 44);
+      const int64_t groups = kCols / format.group;
+      constexpr uint16_t kSmall[] = {0x3cff, 0xbcff, 0x3c01, 0x0000, 0x8000, 0x0001, 0x807f, 0x3a55};
+      constexpr uint16_t kLarge[] = {0x3d00, 0xbd00, 0x3f81};
+      for (size_t i = 0; i < m.scales.size(); ++i) {
+        // Kind 2: one large scale of a tile; 3: a matrix whose later columns are large.
+        const int64_t row = static_cast<int64_t>(i) / groups, group = static_cast<int64_t>(i) % groups;
+        const bool large = kind == 1 || (kind == 2 && row == 21 && group == 7) || (kind == 3 && 2 * group >= groups);
+        m.scales[i] = large ? kLarge[i % 3] : kSmall[i % 8];
+      }
+      for (int64_t r = 0; r < kRows; ++r) {
+        for (int64_t c = 0; c < kCols; ++c) {
+          const uint8_t byte = m.codes[r * m.source.row_bytes + c * format.bits / 8];
+          const int code = format.bits == 8 ? byte : byte >> (c % 2 * 4) & 15;
+          const int64_t g = r * groups + c / format.group;
+          m.values[r * kCols + c] = bf16_bits(static_cast<double>(bf16_value(m.scales[g])) * code +
+                                              static_cast<double>(bf16_value(m.biases[g])));
+        }
+      }
+      const auto quantised = pack(m.source);
+      const auto plain = pack(m.dequantised());
+      for (int64_t rows : {1, 8, 13, 30}) {
+        const Rows x = make_rows(rows, kCols, 45);
+        expect_same(product(*quantised, x), product(*plain, x), kRows,
+                    format.name() + ", kind " + std::to_string(kind) + ", " + std::to_string(rows) + " rows");
+      }
+    }
+  }
+}
+
 // Scales of f16 and f32, and weights of f16 and f32, are their stated roundings to bf16.
 TEST(MatmulTest, OtherFormatsAreRoundedWhenPacked) {
   TF_NEED_GPU();
