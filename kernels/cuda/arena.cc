@@ -24,7 +24,7 @@ bool find_room(const std::vector<Block>& blocks, size_t* current, int64_t* used,
 }  // namespace
 
 DeviceArena::~DeviceArena() {
-  for (const Block& block : blocks_) cudaFree(block.data);
+  for (const Block& block : blocks_) device_free(block.data);
 }
 
 void* DeviceArena::take(int64_t bytes) {
@@ -32,7 +32,8 @@ void* DeviceArena::take(int64_t bytes) {
   if (!find_room(blocks_, &current_, &used_, bytes)) {
     Block block;
     block.bytes = std::max(bytes, kDeviceBlock);
-    if (!cuda_ok(cudaMalloc(&block.data, static_cast<size_t>(block.bytes)), "scratch memory of a pass")) return nullptr;
+    block.data = static_cast<std::byte*>(device_allocate(block.bytes, "scratch memory of a pass"));
+    if (block.data == nullptr) return nullptr;
     total_ += block.bytes;
     blocks_.push_back(block);
     used_ = 0;

@@ -37,11 +37,11 @@ int64_t context_bucket(int64_t keys) {
 class CudaVector : public Vector {
  public:
   explicit CudaVector(std::span<const float> values) : size_(static_cast<int64_t>(values.size())) {
-    const size_t bytes = std::max<size_t>(values.size_bytes(), 16);
-    if (!cuda_ok(cudaMalloc(&data_, bytes), "a vector of weights")) return;
+    data_ = static_cast<float*>(device_allocate(static_cast<int64_t>(values.size_bytes()), "a vector of weights"));
+    if (data_ == nullptr) return;
     cuda_ok(cudaMemcpy(data_, values.data(), values.size_bytes(), cudaMemcpyHostToDevice), "a vector of weights");
   }
-  ~CudaVector() override { cudaFree(data_); }
+  ~CudaVector() override { device_free(data_); }
   int64_t size() const override { return size_; }
   const float* data() const { return data_; }
 
@@ -107,9 +107,9 @@ class CudaOps : public Ops, public CudaStreamOps {
     use_device();
     cudaStreamSynchronize(stream_);
     CudaOps::forget_runs();
-    for (float* memory : persistent_) cudaFree(memory);
-    for (const auto& [heads, memory] : head_maps_) cudaFree(memory);
-    cudaFree(kept_batch_);
+    for (float* memory : persistent_) device_free(memory);
+    for (const auto& [heads, memory] : head_maps_) device_free(memory);
+    device_free(kept_batch_);
     cudaStreamDestroy(stream_);
     --backends[static_cast<size_t>(options_.device)];
   }
@@ -176,8 +176,7 @@ class CudaOps : public Ops, public CudaStreamOps {
   Tensor persistent(int64_t rows, int64_t cols) override {
     use_device();
     const int64_t stride = (cols + 15) / 16 * 16;
-    float* memory = nullptr;
-    cuda_ok(cudaMalloc(&memory, static_cast<size_t>(rows * stride * 4)), "rows kept between passes");
+    auto* memory = static_cast<float*>(device_allocate(rows * stride * 4, "rows kept between passes"));
     persistent_.push_back(memory);
     return {memory, rows, cols, stride, false};
   }
@@ -472,7 +471,8 @@ class CudaOps : public Ops, public CudaStreamOps {
   const int32_t* head_map(const std::vector<int32_t>& heads) {
     int32_t*& memory = head_maps_[heads];
     if (memory == nullptr) {
-      if (!cuda_ok(cudaMalloc(&memory, heads.size() * 4), "a table of heads")) return nullptr;
+      memory = static_cast<int32_t*>(device_allocate(static_cast<int64_t>(heads.size()) * 4, "a table of heads"));
+      if (memory == nullptr) return nullptr;
       cuda_ok(cudaMemcpy(memory, heads.data(), heads.size() * 4, cudaMemcpyHostToDevice), "a table of heads");
     }
     return memory;
@@ -580,7 +580,10 @@ Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep,
     return result;
   }
 
-  if (kept_batch_ == nullptr && !cuda_ok(cudaMalloc(&kept_batch_, kBatchBytes), "rows of kept launches")) return {};
+  if (kept_batch_ == nullptr) {
+    kept_batch_ = static_cast<std::byte*>(device_allocate(kBatchBytes, "rows of kept launches"));
+    kernel_check(kept_batch_ != nullptr, "the GPU has no memory left for the rows of kept launches");
+  }
   const int64_t context = context_bucket(keys);
   const DeviceRows device = place_batch(rows, padded, padded, context, kept_batch_, kept_layout);
   std::vector<int32_t> tokens(rows.tokens.begin(), rows.tokens.end());

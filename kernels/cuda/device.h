@@ -61,6 +61,13 @@ bool cuda_ok(cudaError_t error, const char* what);
 /// The first error since the last call on this thread, or empty; forgets it.
 std::string cuda_failure();
 
+/// Device memory of the current device that no other GPU sees, or null (and cuda_failure() set, naming `what`). Memory
+/// from cudaMalloc is mapped into all GPUs that have peer access, and for that their work has to end: a rank that
+/// allocated in the middle of a pass would wait for one that waits for it.
+void* device_allocate(int64_t bytes, const char* what);
+/// Waits for the device.
+void device_free(void* memory);
+
 /// After a kernel launch: cuda_ok(cudaGetLastError(), what).
 inline bool cuda_launched(const char* what) { return cuda_ok(cudaGetLastError(), what); }
 
