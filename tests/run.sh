@@ -83,6 +83,14 @@ while read -r kind name command <&3; do
   if [ "$kind" = gtest ]; then gtest_binary "$name" "$command"; else step "$name" bash -c "$command"; fi
 done 3<"$log/tests"
 
+echo "== GPU kernels for the architectures that the release build leaves out (compiled, not run)"
+compile_more() {
+  command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || { echo "no nvcc"; return 77; }
+  cmake -S . -B build/cuda-more -G Ninja -DCMAKE_BUILD_TYPE=Release -DTENSORFOLD_CUDA=ON -DTENSORFOLD_TESTS=OFF \
+    "-DTENSORFOLD_CUDA_ARCHITECTURES=89;120" && cmake --build build/cuda-more --target tf_cuda
+}
+step "kernels/cuda for sm_89 and sm_120" compile_more
+
 echo "== Arm (cross-built, under qemu)"
 step "configure arm64-kernels" cmake --preset arm64-kernels &&
   step "build arm64-kernels" cmake --build --preset arm64-kernels &&

@@ -90,17 +90,40 @@ struct Way {
   double long_us = 0;
 };
 
+// Streams of one process that wait for each other's ranks may share a hardware queue, and then none goes on. With four
+// and more ranks this was seen, so it is refused for any number: `staged` in the runtime does without waiting streams.
+absl::Status one_gpu_a_process(Communicator& communicator, int device, Deadline deadline) {
+  const absl::StatusOr<DeviceIdentity> mine = device_identity(device);
+  const DeviceIdentity own = mine.ok() ? *mine : DeviceIdentity{};
+  std::vector<DeviceIdentity> all(static_cast<size_t>(communicator.world()));
+  const std::vector<size_t> sizes(all.size(), sizeof(DeviceIdentity));
+  const absl::Status gathered = communicator.all_gather(std::as_bytes(std::span(&own, 1)), sizes,
+                                                        std::as_writable_bytes(std::span(all)), deadline);
+  if (!gathered.ok()) return gathered;
+  if (!mine.ok()) return mine.status();
+  for (size_t a = 0; a < all.size(); ++a) {
+    for (size_t b = a + 1; b < all.size(); ++b) {
+      if (all[a].process != all[b].process || !same_gpu(all[a], all[b])) continue;
+      return absl::FailedPreconditionError(fmt::format(
+          "ranks {} and {} are threads of one process on one GPU, whose streams would keep each other waiting", a, b));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Not agreed upon yet: each rank's own outcome.
-absl::StatusOr<std::unique_ptr<DeviceExchange>> create(const std::string& name, Communicator& communicator) {
+absl::StatusOr<std::unique_ptr<DeviceExchange>> create(const std::string& name, Communicator& communicator,
+                                                       int device) {
   const Deadline deadline = Deadline::after(kSetUpTime);
   if (name == "peer") return create_peer_exchange(communicator, deadline);
   if (name == "nccl") return create_nccl_exchange(communicator, deadline);
+  if (absl::Status status = one_gpu_a_process(communicator, device, deadline); !status.ok()) return status;
   return PinnedExchange::create(communicator);
 }
 
 // Sets one way up and measures it. The error is the same on all ranks, unless the communicator itself has failed.
-absl::Status try_way(Communicator& communicator, Way* way) {
-  absl::StatusOr<std::unique_ptr<DeviceExchange>> made = create(way->name, communicator);
+absl::Status try_way(Communicator& communicator, int device, Way* way) {
+  absl::StatusOr<std::unique_ptr<DeviceExchange>> made = create(way->name, communicator, device);
   absl::Status status = agree(communicator, made.status(), Deadline::after(kSetUpTime));
   if (!status.ok()) return status;
   way->exchange = *std::move(made);
@@ -188,7 +211,7 @@ absl::StatusOr<std::unique_ptr<DeviceExchange>> choose_exchange(Communicator& co
   for (const std::string& name : names) {
     Way way;
     way.name = name;
-    absl::Status status = try_way(communicator, &way);
+    absl::Status status = try_way(communicator, device, &way);
     if (status.ok()) {
       tell(fmt::format("{}: 64 KiB {:.1f} us, 1 MiB {:.1f} us", name, way.short_us, way.long_us));
       ways.push_back(std::move(way));
