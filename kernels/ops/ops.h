@@ -123,8 +123,8 @@ struct RowBatch {
   std::span<const int64_t> positions;  // [rows]
   std::span<const RowGroup> groups;
   std::span<const std::vector<RecurrentState*>> recurrent;  // [recurrent layer][group]
-  int64_t least_keys = 0;              // launches are made for contexts of at least so many tokens
-  const void* device = nullptr;        // the backend's own copy
+  int64_t least_keys = 0;                                   // launches are made for contexts of at least so many tokens
+  const void* device = nullptr;                             // the backend's own copy
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };
@@ -268,8 +268,8 @@ class Ops {
   virtual float* host_data(Tensor t) { return t.data; }
 
   // Runs. ---------------------------------------------------------------------------------------------------------
-  /// Runs `body` on the rows: body(batch to give to ops, input) -> a tensor of as many rows, valid until the next run of
-  /// this kind. A backend may pad the rows, keep the launches and repeat them for another batch of about that size
+  /// Runs `body` on the rows: body(batch to give to ops, input) -> a tensor of as many rows, valid until the next run
+  /// of this kind. A backend may pad the rows, keep the launches and repeat them for another batch of about that size
   /// instead of calling the body again; `keep` false forbids it. The bits are the same. `input` has as many rows, or no
   /// data.
   using RunBody = std::function<Tensor(const RowBatch& rows, Tensor input)>;
@@ -302,8 +302,8 @@ class Ops {
   virtual void add_many(std::span<const AddJob> jobs) {
     for (const AddJob& job : jobs) add(job.a, job.b, job.out);
   }
-  /// into += tree: `steps` in order, parts[dst] += parts[src], then into += parts[0]. The parts are used as scratch. All
-  /// [rows, cols].
+  /// into += tree: `steps` in order, parts[dst] += parts[src], then into += parts[0]. The parts are used as scratch.
+  /// All [rows, cols].
   virtual void sum_tree(std::span<const Tensor> parts, std::span<const AddStep> steps, Tensor into);
   /// gate_up [rows, 2 * n]: out[r, i] = silu(gate_up[r, i]) * gate_up[r, n + i].
   virtual void silu_mul(Tensor gate_up, Tensor out) = 0;

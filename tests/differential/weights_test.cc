@@ -79,8 +79,8 @@ float bf16_of(double value) {
   return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(value, 8 - exponent)), exponent - 8));
 }
 
-// MLX affine, by its definition: value i of a row is scale * q + bias of its group, one rounding, to fp32 or to bf16; q are `bits` wide,
-// packed from the low bits of consecutive words.
+// MLX affine, by its definition: value i of a row is scale * q + bias of its group, one rounding, to fp32 or to bf16; q
+// are `bits` wide, packed from the low bits of consecutive words.
 std::vector<float> dequantised(const OwnedTensor& weight, const std::vector<float>& scales,
                                const std::vector<float>& biases, int bits, int64_t columns, bool to_bf16) {
   const int64_t rows = weight.shape[0];

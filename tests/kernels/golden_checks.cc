@@ -148,7 +148,8 @@ void golden_ops(Checker& c) {
     ops.sigmoid_mul(x, normed);
     compare(c, v.name, "activations", hash_bits(download(ops, x), hash_bits(download(ops, half))));
     const std::vector<int64_t> positions = {0, 1, 77, 4096, 1000000};
-    const RopeTable table = ops.rope_table(batch_at(positions), *ops.pack_vector(std::vector<float>{1.0f, 0.5f, 0.01f, 1e-6f}), 1.0);
+    const RopeTable table =
+        ops.rope_table(batch_at(positions), *ops.pack_vector(std::vector<float>{1.0f, 0.5f, 0.01f, 1e-6f}), 1.0);
     ops.rope(normed, 3, 100, table);
     compare(c, v.name, "rope", hash_bits(download(ops, normed)));
     compare(c, v.name, "attention", attention_hash(ops));

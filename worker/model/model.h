@@ -56,7 +56,7 @@ struct PassContext {
   Ops* ops = nullptr;
   KvCache* kv = nullptr;
   SliceSum* sum = nullptr;
-  Trace* trace = nullptr;              // null unless the differential tester looks
+  Trace* trace = nullptr;  // null unless the differential tester looks
   RowBatch rows;
 
   void record(int layer, const char* op, Tensor value, int64_t first_unit = 0, int64_t units = 1) const {

@@ -131,8 +131,8 @@ absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
   return result;
 }
 
-// Every kind of run in every size, on rows that belong to no sequence and leave nothing behind. All ranks do this in the
-// same pass, so that sums over slices find their partners.
+// Every kind of run in every size, on rows that belong to no sequence and leave nothing behind. All ranks do this in
+// the same pass, so that sums over slices find their partners.
 absl::Status PassRunner::prepare() {
   const auto start = std::chrono::steady_clock::now();
   const int64_t free_before = ops_.free_memory();

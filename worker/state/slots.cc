@@ -67,8 +67,8 @@ absl::StatusOr<Slot*> SlotTable::open(const SequencePlan& plan) {
 absl::Status SlotTable::assume(uint32_t slot, int64_t tokens) {
   const int64_t pages = (tokens + kMaxWindow + kPageTokens - 1) / kPageTokens + 1;
   if (slot >= slots_.size() || tokens < 0 || pages > pages_) {
-    return absl::InvalidArgumentError(fmt::format("slot {} cannot be taken to position {}: there are {} slots, {} pages",
-                                                  slot, tokens, slots_.size(), pages_));
+    return absl::InvalidArgumentError(fmt::format(
+        "slot {} cannot be taken to position {}: there are {} slots, {} pages", slot, tokens, slots_.size(), pages_));
   }
   start(slots_[slot]);
   slots_[slot].committed = tokens;

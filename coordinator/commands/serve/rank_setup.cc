@@ -224,10 +224,10 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
 
   RankIdentity& identity = setup->identity;
   identity.build = TENSORFOLD_VERSION;
-  identity.fingerprint = numeric_fingerprint(
-      *setup->ops, setup->shape.slices,
-      fmt::format("precision {} kv {}", setup->profile.model.precision, setup->profile.kv_format()),
-      setup->shards->checkpoint_hash());
+  identity.fingerprint =
+      numeric_fingerprint(*setup->ops, setup->shape.slices,
+                          fmt::format("precision {} kv {}", setup->profile.model.precision, setup->profile.kv_format()),
+                          setup->shards->checkpoint_hash());
   identity.checkpoint = setup->shards->checkpoint_hash();
   identity.profile = profile_hash(setup->profile);
   identity.slices = setup->shape.slices.text();
