@@ -281,7 +281,7 @@ class State : public CudaRecurrentState {
   State(float* memory, int64_t bytes, cudaStream_t stream) : memory_(memory), bytes_(bytes), stream_(stream) {}
   State(const State&) = delete;
   State& operator=(const State&) = delete;
-  ~State() override { cudaFree(memory_); }
+  ~State() override { device_free(memory_); }
 
   int64_t bytes() const override { return bytes_; }
   void reset() override {
@@ -408,8 +408,8 @@ std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const DeltaNetSha
     return nullptr;
   }
   const int64_t bytes = 4 * state_layout(shape).floats;
-  void* memory = nullptr;
-  if (!cuda_ok(cudaMalloc(&memory, static_cast<size_t>(bytes)), "memory of a recurrent state")) return nullptr;
+  void* memory = device_allocate(bytes, "memory of a recurrent state");
+  if (memory == nullptr) return nullptr;
   auto state = std::make_unique<State>(static_cast<float*>(memory), bytes, stream);
   state->reset();
   return state;
