@@ -126,8 +126,8 @@ struct ServiceMetrics::Impl {
   prometheus::Gauge& gauge(const char* name, const char* help) {
     return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add({});
   }
-  Histogram& histogram(const char* name, const char* help, Histogram::BucketBoundaries bounds) {
-    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add({}, std::move(bounds));
+  Histogram& histogram(const char* name, const char* help, const Histogram::BucketBoundaries& bounds) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add({}, bounds);
   }
 };
 

@@ -81,7 +81,8 @@ void matmul_against_reference(Checker& c) {
           for (size_t i = 0; i < got.size(); ++i) {
             worst = std::max(worst, std::abs(got[i] - want.v[i]) / (magnitude.v[i] + 1e-30));
           }
-          c.expect(worst <= static_cast<double>(cols / 16 + 6) * 0x1p-24,
+          const int64_t terms = cols / 16 + 6;
+          c.expect(worst <= static_cast<double>(terms) * 0x1p-24,
                    v.name + " " + f.name + " cols " + std::to_string(cols) + ": error " + std::to_string(worst));
         }
       }

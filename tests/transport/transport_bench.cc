@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <string>
 #include <thread>
 #include <vector>
@@ -125,4 +126,11 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace tensorfold
 
-int main(int argc, char** argv) { return tensorfold::run(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return tensorfold::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}

@@ -63,7 +63,7 @@ Ranks make_ucx(int world, const UcxOptions& options) {
   return ranks;
 }
 
-TransportUnderTest ucx_case(const std::string& name, UcxOptions options) {
+TransportUnderTest ucx_case(const std::string& name, const UcxOptions& options) {
   return {name, [options](int world) { return make_ucx(world, options); }};
 }
 

@@ -1,5 +1,6 @@
 #include "coordinator/commands/verify/cell_run.h"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -151,8 +152,9 @@ class CellRunner {
       const std::vector<int32_t> none;
       const std::vector<int32_t>& drafts = i < pass->drafts.size() ? pass->drafts[i] : none;
       const bool tested = sequence.slot == slot_;
-      Walker& walker = tested ? *main_ : *mate_of(sequence.slot);
-      if (absl::Status status = take(walker, sequence, drafts, *pass, tested); !status.ok()) return status;
+      Walker* const walker = tested ? main_.get() : mate_of(sequence.slot);
+      if (walker == nullptr) return absl::InternalError(fmt::format("slot {} is nobody's", sequence.slot));
+      if (absl::Status status = take(*walker, sequence, drafts, *pass, tested); !status.ok()) return status;
     }
     return absl::OkStatus();
   }

@@ -25,7 +25,7 @@ double seconds_since(Deadline::Clock::time_point begun) {
 }
 
 /// A cluster in service, with `ranks` as members.
-void serve(TestCoordinator& coordinator, std::vector<TestMember*> ranks) {
+void serve(TestCoordinator& coordinator, const std::vector<TestMember*>& ranks) {
   std::vector<std::future<absl::StatusOr<Roster>>> joined;
   for (TestMember* rank : ranks) {
     joined.push_back(std::async(std::launch::async, [rank] { return (*rank)->join(within(10000)); }));

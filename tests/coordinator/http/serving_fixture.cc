@@ -72,7 +72,7 @@ absl::StatusOr<PassResult> ScriptedModel::execute(PassPlan plan) {
   return result;
 }
 
-Serving::Serving(ServingOptions options) {
+Serving::Serving(const ServingOptions& options) {
   tokenizer = must(Tokenizer::load(std::string(kModelFolder) + "/tokenizer.json"));
   if (options.chat) chat = std::make_unique<ChatTemplate>(must(ChatTemplate::load(kModelFolder)));
   const uint32_t vocabulary = 4096;

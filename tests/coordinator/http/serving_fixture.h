@@ -63,7 +63,7 @@ struct ServingOptions {
 /// Owns everything below the front ends, with the demo model's tokenizer and template.
 class Serving {
  public:
-  explicit Serving(ServingOptions options = {});
+  explicit Serving(const ServingOptions& options = {});
   ~Serving();
 
   /// The ids of a reply's text, as the model would write them: control words become control tokens.

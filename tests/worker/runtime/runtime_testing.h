@@ -19,7 +19,7 @@ inline const std::string kFixtureRoot = TENSORFOLD_SOURCE_DIR "/tests/fixtures/"
 
 #define EXPECT_STATUS(status_, code_, ...)                                           \
   do {                                                                               \
-    const absl::Status found_status = (status_);                                     \
+    const absl::Status& found_status = (status_);                                    \
     EXPECT_EQ(found_status.code(), code_) << found_status;                           \
     EXPECT_THAT(std::string(found_status.message()), ::testing::AllOf(__VA_ARGS__)); \
   } while (false)
