@@ -19,6 +19,7 @@ void add_logits_command(CLI::App& app, int* exit_code);
 void add_inspect_command(CLI::App& app, int* exit_code);
 void add_verify_command(CLI::App& app, int* exit_code);
 void add_bench_command(CLI::App& app, int* exit_code);
+void add_pull_command(CLI::App& app, int* exit_code);
 
 /// Prints "error: …" and returns 1.
 int report_error(const absl::Status& status);

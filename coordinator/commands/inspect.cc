@@ -35,8 +35,8 @@ std::string human_bytes(int64_t bytes) {
 // The part of the weights that rank `rank` of `world` holds, from the slices of each dimension.
 int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
   const auto share = [&](const char* kind, double part) {
-    const auto found = facts.bytes_by_kind.find(kind);
-    return found == facts.bytes_by_kind.end() ? 0.0 : static_cast<double>(found->second) * part;
+    const auto found = facts.memory_by_kind.find(kind);
+    return found == facts.memory_by_kind.end() ? 0.0 : static_cast<double>(found->second) * part;
   };
   // The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
   // vocabulary, the finest cut.

@@ -62,7 +62,9 @@ Options model_options() {
        .field = at<&Profile::model, &M::precision>,
        .fallback = "checkpoint",
        .choices = {"checkpoint"},
-       .help = "How weights are kept in memory. `checkpoint`: as they are stored. Part of the numeric fingerprint.",
+       .help =
+           "What weights are. `checkpoint`: the values that the checkpoint stores; how many bytes they take in memory "
+           "depends on their format and the backend (docs/formats/weights.md). Part of the numeric fingerprint.",
        .example = "checkpoint",
        .cluster_wide = true},
       {.key = "model.kv_dtype",

@@ -86,6 +86,10 @@ class CpuOps : public Ops {
   void silu_mul(Tensor gate_up, Tensor out) override;
   void sigmoid_mul(Tensor x, Tensor gate) override;
   void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override;
+  bool supports_experts() const override { return true; }
+  std::unique_ptr<ExpertWeights> pack_experts(std::span<const ExpertSource> experts) override;
+  void route(const RouteArgs& args) override;
+  void experts(const ExpertsArgs& args) override;
   RopeTable rope_table(const RowBatch& rows, const Vector& inv_freq, double attention_factor) override;
   void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) override;
 
@@ -99,6 +103,7 @@ class CpuOps : public Ops {
  private:
   struct AttentionPlan;
   struct DeltaRun;
+  struct ExpertGroups;
 
   // A piece of a product: some rows of its input times some panels of its weight.
   struct MatmulTask;
@@ -114,6 +119,8 @@ class CpuOps : public Ops {
   void cut_matmul(const MatmulJob& job, int32_t index, int64_t part, std::vector<MatmulTask>* tasks) const;
   void run_matmul(const MatmulJob& job, const MatmulTask& task, int worker);
   void mix_values(const KvCache& cache, int64_t layer, const AttentionArgs& args);  // attention before the gate
+  void expert_inner(const ExpertsArgs& args, const ExpertGroups& groups, Tensor inner);
+  void expert_outer(const ExpertsArgs& args, const ExpertGroups& groups, Tensor inner);
   AttentionPlan plan_attention(const CpuKvCache& cache, int64_t layer, const AttentionArgs& args);
   DeltaRun start_delta_run(const DeltaNetArgs& args);
   void delta_inputs(const DeltaNetArgs& args, const DeltaRun& run);

@@ -52,6 +52,29 @@ inline void sigmoid_mul(float* x, const float* gate, int64_t n) {
   });
 }
 
+// exp(x - max) / sum: lane l adds elements 16 i + l in ascending order, then the fixed fold. The maximum has no order.
+inline void softmax(const float* x, int64_t n, float* out) {
+  float most = x[0];
+  for (int64_t i = 1; i < n; ++i) most = x[i] > most ? x[i] : most;
+  const Vec top = v_set1(most);
+  Vec sum = v_zero();
+  for_lanes(n, [&](int64_t i, int64_t lanes) {
+    store_part(out + i, v_exp(v_sub(load_part(x + i, lanes), top)), lanes);
+    sum = v_add(sum, load_part(out + i, lanes));  // read back: lanes beyond the row are zero
+  });
+  const Vec total = v_set1(v_fold(sum));
+  for_lanes(n, [&](int64_t i, int64_t lanes) { store_part(out + i, v_div(load_part(out + i, lanes), total), lanes); });
+}
+
+// The first product is rounded, the others are added by fma.
+inline void weighted_sum(const float* const* rows, const float* weights, int64_t count, int64_t n, float* out) {
+  for_lanes(n, [&](int64_t i, int64_t lanes) {
+    Vec sum = v_mul(v_set1(weights[0]), load_part(rows[0] + i, lanes));
+    for (int64_t j = 1; j < count; ++j) sum = v_fma(v_set1(weights[j]), load_part(rows[j] + i, lanes), sum);
+    store_part(out + i, sum, lanes);
+  });
+}
+
 // Pairs (i, i + pairs): a' = a cos - b sin, b' = b cos + a sin, each product and sum rounded.
 inline void rope(float* x, int64_t heads, int64_t head_dim, int64_t pairs, const float* cos, const float* sin) {
   for (int64_t h = 0; h < heads; ++h, x += head_dim) {

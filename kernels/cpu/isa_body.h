@@ -43,6 +43,8 @@ inline KernelTable make_table(const char* name) {
   t.add = add;
   t.silu_mul = silu_mul;
   t.sigmoid_mul = sigmoid_mul;
+  t.softmax = softmax;
+  t.weighted_sum = weighted_sum;
   t.rope = rope;
   t.attention_split = attention_split;
   t.attention_merge = attention_merge;

@@ -68,6 +68,9 @@ struct KernelTable {
   void (*add)(const float* a, const float* b, float* out, int64_t n);
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
   void (*sigmoid_mul)(float* x, const float* gate, int64_t n);
+  // A router's row: softmax(x), and out = sum over j of weights[j] * rows[j], ascending.
+  void (*softmax)(const float* x, int64_t n, float* out);
+  void (*weighted_sum)(const float* const* rows, const float* weights, int64_t count, int64_t n, float* out);
   void (*rope)(float* x, int64_t heads, int64_t head_dim, int64_t pairs, const float* cos, const float* sin);
 
   // One split [split * 512, …) of every query of the item, from a fresh state.

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/numerics/check.h"
+#include "kernels/ops/dequantise.h"
+#include "kernels/ops/small_floats.h"
 
 namespace tensorfold {
 namespace {
@@ -11,16 +14,9 @@ namespace {
 int64_t element_bytes(WeightFormat format) { return format == WeightFormat::kF32 ? 4 : 2; }
 
 void check_source(const MatrixSource& s) {
-  kernel_check(s.rows >= 0 && s.cols >= 1 && s.data != nullptr, "pack: empty matrix");
-  if (s.format != WeightFormat::kMlxAffine) {
-    kernel_check(s.row_bytes >= s.cols * element_bytes(s.format), "pack: row shorter than its columns");
-    return;
-  }
-  kernel_check(s.bits >= 2 && s.bits <= 8 && s.bits != 7, "pack: affine weights have 2, 3, 4, 5, 6 or 8 bits");
-  kernel_check(s.group == 32 || s.group == 64 || s.group == 128, "pack: affine groups have 32, 64 or 128 columns");
-  kernel_check(s.cols % s.group == 0, "pack: affine columns must be whole groups");
-  kernel_check(s.scales != nullptr && s.biases != nullptr && s.scale_format != WeightFormat::kMlxAffine,
-               "pack: affine weights need scales and biases");
+  kernel_check(s.data != nullptr, "pack: empty matrix");
+  const std::string error = source_error(s);
+  kernel_check(error.empty(), error.c_str());
 }
 
 PanelView make_view(const MatrixSource& s) {
@@ -29,10 +25,9 @@ PanelView make_view(const MatrixSource& s) {
   v.cols = s.cols;
   v.k_blocks = (s.cols + 15) / 16;
   if (s.format != WeightFormat::kMlxAffine) {
-    v.kind = s.format == WeightFormat::kF32    ? PanelKind::kF32
-             : s.format == WeightFormat::kBf16 ? PanelKind::kBf16
-                                               : PanelKind::kF16;
-    v.panel_bytes = v.k_blocks * kPanelRows * 16 * element_bytes(s.format);
+    // Formats without a kernel of their own are kept as their values, in bf16 where that loses nothing.
+    v.kind = s.format == WeightFormat::kF16 ? PanelKind::kF16 : exact_in_bf16(s) ? PanelKind::kBf16 : PanelKind::kF32;
+    v.panel_bytes = v.k_blocks * kPanelRows * 16 * (v.kind == PanelKind::kF32 ? 4 : 2);
     return v;
   }
   v.kind = PanelKind::kAffine;
@@ -44,16 +39,23 @@ PanelView make_view(const MatrixSource& s) {
   return v;
 }
 
-float widen_half(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff;
-  if (exponent == 0) {
-    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-    return sign != 0 ? -magnitude : magnitude;
+// Dequantised values, in the layout of plain ones.
+void pack_dequantised_panel(const MatrixSource& s, const PanelView& v, int64_t panel, WeightView& view, uint8_t* out) {
+  std::memset(out, 0, static_cast<size_t>(v.panel_bytes));
+  const int64_t element = v.kind == PanelKind::kF32 ? 4 : 2;
+  std::vector<float> values(static_cast<size_t>(v.cols));
+  for (int64_t r = 0; r < kPanelRows && panel * kPanelRows + r < v.rows; ++r) {
+    view.dequantise(s, panel * kPanelRows + r, 0, v.cols, values.data());
+    for (int64_t c = 0; c < v.cols; ++c) {
+      uint8_t* at = out + ((c / 16 * kPanelRows + r) * 16 + c % 16) * element;
+      if (element == 4) {
+        std::memcpy(at, &values[static_cast<size_t>(c)], 4);
+      } else {
+        const uint16_t half = bf16_of_float(values[static_cast<size_t>(c)]);
+        std::memcpy(at, &half, 2);
+      }
+    }
   }
-  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
 }
 
 // Plain formats: 32 or 64 bytes of each row a k block; the last block of a row may be short.
@@ -115,7 +117,7 @@ void write_scale(const MatrixSource& s, const std::byte* from, int64_t index, bo
   } else {
     uint16_t half;
     std::memcpy(&half, from + 2 * index, 2);
-    const float value = widen_half(half);
+    const float value = float_of_f16(half);
     std::memcpy(out, &value, 4);
   }
 }
@@ -167,11 +169,15 @@ std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, Blo
     uint8_t* data = reinterpret_cast<uint8_t*>(segment.memory.data);
     segment.view.data = data;
     const PanelView& view = segment.view;
-    pool->parallel_for(segment.panels, 16, [&](int64_t begin, int64_t end, int) {
+    // 32 panels: the band of rows that EXL3 decodes together.
+    pool->parallel_for(segment.panels, 32, [&](int64_t begin, int64_t end, int) {
+      WeightView values;
       for (int64_t p = begin; p < end; ++p) {
         uint8_t* out = data + p * view.panel_bytes;
         if (view.kind == PanelKind::kAffine) {
           pack_affine_panel(source, view, p, out);
+        } else if (!is_plain(source.format)) {
+          pack_dequantised_panel(source, view, p, values, out);
         } else {
           pack_plain_panel(source, view, p, out);
         }

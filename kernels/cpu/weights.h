@@ -2,7 +2,8 @@
 //
 // A weight is a list of segments (one a MatrixSource), each a list of panels of 4 rows, zero-padded. Columns go in
 // blocks of 16, the lanes of a sum. Layout of a panel, front to back in the order of reading:
-//   f32, bf16, f16: for each k block: 4 rows x 16 values, as stored in the checkpoint.
+//   f32, bf16, f16: for each k block: 4 rows x 16 values, as stored in the checkpoint. FP8, FP4 and EXL3 are kept as
+//   their values: bf16 where every one is a bf16 number, f32 elsewhere.
 //   affine: for each quantisation group: 4 scales, 4 biases (bf16 if the checkpoint's are, else fp32), then for each k
 //   block
 //     4 rows x codes of 16 values. Codes are planes of bits: 8 bits: 16 bytes, one a lane; otherwise the low plane of 4

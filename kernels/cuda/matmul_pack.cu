@@ -114,10 +114,12 @@ bool pack_segment(const SegmentSource& source, Stager& stager, CudaWeightSegment
     uint8_t* codes = stager.host[turn];
     uint8_t* scales = codes + rows * row_bytes;
     on_threads(rows, [&](int64_t begin, int64_t end) {
+      WeightView views[2];  // of gate and up, whose rows alternate
       for (int64_t r = begin; r < end; ++r) {
         const auto [block, row] = source.row_at(tile * kTileRows + r);
         if (block != nullptr) {
-          stage_row(*block, row, source.format, stages, codes + r * row_bytes, scales + r * scale_bytes);
+          stage_row(*block, row, source.format, stages, codes + r * row_bytes, scales + r * scale_bytes,
+                    views[source.pairing == CudaPairing::kGateUp && r % kTileRows >= 8]);
         } else {
           std::fill_n(codes + r * row_bytes, row_bytes, uint8_t{0});
           std::fill_n(scales + r * scale_bytes, scale_bytes, uint8_t{0});

@@ -3,31 +3,10 @@
 #include <cstring>
 
 #include "kernels/cuda/matmul_pack_rows.h"
+#include "kernels/ops/small_floats.h"
 
 namespace tensorfold {
 namespace {
-
-// Bf16 nearest even of a float; a NaN stays one.
-uint16_t bf16_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-}
-
-float float_of_half(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff;
-  if (exponent == 0) {
-    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-int64_t element_bytes(WeightFormat format) { return format == WeightFormat::kF32 ? 4 : 2; }
 
 float element(const std::byte* from, WeightFormat format, int64_t index) {
   if (format == WeightFormat::kF32) {
@@ -37,7 +16,7 @@ float element(const std::byte* from, WeightFormat format, int64_t index) {
   }
   uint16_t half;
   std::memcpy(&half, from + 2 * index, 2);
-  if (format == WeightFormat::kF16) return float_of_half(half);
+  if (format == WeightFormat::kF16) return float_of_f16(half);
   const uint32_t bits = static_cast<uint32_t>(half) << 16;
   float value;
   std::memcpy(&value, &bits, 4);
@@ -60,20 +39,7 @@ void stage_plain_row(const MatrixSource& s, int64_t row, uint8_t* to) {
     return;
   }
   for (int64_t c = 0; c < s.cols; ++c) {
-    const uint16_t value = bf16_of(element(from, s.format, c));
-    std::memcpy(to + 2 * c, &value, 2);
-  }
-}
-
-// Affine weights whose scales are not bf16: the value in fp32, one rounding, then bf16, another.
-void stage_dequantised_row(const MatrixSource& s, int64_t row, uint8_t* to) {
-  const std::byte* from = s.data + row * s.row_bytes;
-  const std::byte* scales = s.scales + row * s.scale_row_bytes;
-  const std::byte* biases = s.biases + row * s.scale_row_bytes;
-  for (int64_t c = 0; c < s.cols; ++c) {
-    const float scale = element(scales, s.scale_format, c / s.group);
-    const float bias = element(biases, s.scale_format, c / s.group);
-    const uint16_t value = bf16_of(std::fma(scale, static_cast<float>(code_at(from, s.bits, c)), bias));
+    const uint16_t value = bf16_of_float(element(from, s.format, c));
     std::memcpy(to + 2 * c, &value, 2);
   }
 }
@@ -93,7 +59,7 @@ void stage_affine_row(const MatrixSource& s, int64_t row, PackFormat format, int
   for (int64_t e = 0; e < stages * format.sets && e * set_columns < s.cols; ++e) {
     const int64_t group = e * set_columns / s.group;
     if (kSubnormalCodes && format.kind == CudaWeightKind::kAffine4) {
-      const uint16_t scale = bf16_of(64.0f * element(row_scales, WeightFormat::kBf16, group));
+      const uint16_t scale = bf16_of_float(64.0f * element(row_scales, WeightFormat::kBf16, group));
       std::memcpy(scales + 4 * e, &scale, 2);
     } else {
       std::memcpy(scales + 4 * e, row_scales + 2 * group, 2);
@@ -112,23 +78,7 @@ std::string pack_source_error(const MatrixSource& s) {
   if (s.cols > (int64_t{1} << 18)) {
     return "matrices of " + std::to_string(s.cols) + " columns cannot be packed for CUDA: at most 262144";
   }
-  if (s.format != WeightFormat::kMlxAffine) {
-    return s.row_bytes < s.cols * element_bytes(s.format) ? "a matrix has rows shorter than its columns" : "";
-  }
-  if (s.bits < 2 || s.bits > 8 || s.bits == 7) {
-    return "affine weights of " + std::to_string(s.bits) + " bits cannot be packed: only 2, 3, 4, 5, 6 and 8";
-  }
-  if (s.group != 32 && s.group != 64 && s.group != 128) {
-    return "affine groups of " + std::to_string(s.group) + " columns cannot be packed: only 32, 64 and 128";
-  }
-  if (s.cols % s.group != 0) return "affine weights must have whole groups of columns";
-  if (s.scale_format == WeightFormat::kMlxAffine || (s.rows > 0 && (s.scales == nullptr || s.biases == nullptr))) {
-    return "affine weights need scales and biases";
-  }
-  if (s.row_bytes < s.cols * s.bits / 8 || s.scale_row_bytes < s.cols / s.group * element_bytes(s.scale_format)) {
-    return "a matrix has rows shorter than its columns";
-  }
-  return "";
+  return source_error(s);
 }
 
 PackFormat pack_format(const MatrixSource& s) {
@@ -137,7 +87,7 @@ PackFormat pack_format(const MatrixSource& s) {
 }
 
 void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
-               uint8_t* scales) {
+               uint8_t* scales, WeightView& view) {
   const int64_t row_bytes = staged_row_bytes(format.kind, stages);
   const int bits = format.kind == CudaWeightKind::kBf16 ? 16 : format.kind == CudaWeightKind::kAffine4 ? 4 : 8;
   const int64_t used = source.cols * bits / 8;
@@ -145,8 +95,9 @@ void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64
   if (format.kind != CudaWeightKind::kBf16) {
     std::memset(scales, 0, static_cast<size_t>(staged_scale_bytes(format.sets, stages)));
     stage_affine_row(source, row, format, stages, codes, scales);
-  } else if (source.format == WeightFormat::kMlxAffine) {
-    stage_dequantised_row(source, row, codes);
+  } else if (!is_plain(source.format)) {
+    // Formats without a kernel of their own, and affine weights whose scales are not bf16.
+    view.dequantise_bf16(source, row, 0, source.cols, reinterpret_cast<uint16_t*>(codes));
   } else {
     stage_plain_row(source, row, codes);
   }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/cuda/cuda_weight.h"
+#include "kernels/ops/dequantise.h"
 
 namespace tensorfold {
 
@@ -27,8 +28,8 @@ __host__ __device__ constexpr int64_t staged_row_bytes(CudaWeightKind kind, int6
 /// … and, after all rows' codes, of each row the scale and bias of each set, 4 bytes.
 __host__ __device__ constexpr int64_t staged_scale_bytes(int sets, int64_t stages) { return stages * sets * 4; }
 
-/// One row. `codes` and `scales` have the sizes above.
+/// One row. `codes` (at an even address) and `scales` have the sizes above; `view` is the thread's, for a run of rows.
 void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
-               uint8_t* scales);
+               uint8_t* scales, WeightView& view);
 
 }  // namespace tensorfold

@@ -6,7 +6,7 @@ namespace tensorfold {
 namespace {
 
 int64_t scalar_bytes(WeightFormat format) {
-  kernel_check(format != WeightFormat::kMlxAffine, "a quantised value has no byte size of its own");
+  kernel_check(is_plain(format), "a quantised value has no byte size of its own");
   return format == WeightFormat::kF32 ? 4 : 2;
 }
 
@@ -16,6 +16,10 @@ MatrixSource MatrixSource::slice_rows(int64_t first, int64_t count) const {
   kernel_check(first >= 0 && count >= 0 && first <= rows - count, "slice_rows: outside the matrix");
   MatrixSource part = *this;
   part.rows = count;
+  if (!is_plain(format) && format != WeightFormat::kMlxAffine) {
+    part.first_row += first;
+    return part;
+  }
   part.data += first * row_bytes;
   if (format == WeightFormat::kMlxAffine) {
     part.scales += first * scale_row_bytes;
@@ -28,6 +32,10 @@ MatrixSource MatrixSource::slice_cols(int64_t first, int64_t count) const {
   kernel_check(first >= 0 && count >= 0 && first <= cols - count, "slice_cols: outside the matrix");
   MatrixSource part = *this;
   part.cols = count;
+  if (!is_plain(format) && format != WeightFormat::kMlxAffine) {
+    part.first_col += first;
+    return part;
+  }
   if (format != WeightFormat::kMlxAffine) {
     part.data += first * scalar_bytes(format);
     return part;
@@ -59,6 +67,16 @@ void Ops::sum_tree(std::span<const Tensor> parts, std::span<const AddStep> steps
   jobs.push_back({into, parts[0], into});
   add_many(jobs);
 }
+
+// Reached only by a caller that did not ask supports_experts(): load_model does.
+std::unique_ptr<ExpertWeights> Ops::pack_experts(std::span<const ExpertSource>) {
+  kernel_check(false, "pack_experts: this backend has no experts");
+  return nullptr;
+}
+
+void Ops::route(const RouteArgs&) { kernel_check(false, "route: this backend has no experts"); }
+
+void Ops::experts(const ExpertsArgs&) { kernel_check(false, "experts: this backend has no experts"); }
 
 void Ops::qkv(KvCache& cache, int64_t layer, const QkvArgs& args) {
   if (args.q_norm != nullptr) rms_norm(args.q, args.heads, *args.q_norm, args.eps, args.q);

@@ -23,8 +23,18 @@
 namespace tensorfold {
 
 /// How the numbers of a weight are stored. The value of a weight *is* what dequantising to fp32 gives (contract,
-/// section 3): bf16 and f16 widen exactly; MLX affine is fma(scale, q, bias), one rounding.
-enum class WeightFormat : uint8_t { kF32, kBf16, kF16, kMlxAffine };
+/// section 3): bf16 and f16 widen exactly; MLX affine is fma(scale, q, bias), one rounding; the small floats are
+/// (value * scale) * global scale, or divided by it, and EXL3 its transformed trellis, one rounding of the exact value
+/// (dequantise.h). kE8m0 occurs as scales only.
+enum class WeightFormat : uint8_t { kF32, kBf16, kF16, kMlxAffine, kE4m3, kE2m1, kExl3, kE8m0 };
+
+/// bf16, f16, f32: `data` are the values themselves.
+constexpr bool is_plain(WeightFormat format) {
+  return format == WeightFormat::kF32 || format == WeightFormat::kBf16 || format == WeightFormat::kF16;
+}
+
+/// Which function turns a 16-bit state of an EXL3 trellis into a value.
+enum class Exl3Codebook : uint8_t { k3Inst, kMcg, kMul1 };
 
 /// A [rows, cols] weight matrix in the checkpoint's own bytes (host memory, usually a mapped file). Does not own them;
 /// they must stay valid until the matrix has been packed.
@@ -40,13 +50,33 @@ struct MatrixSource {
   WeightFormat scale_format = WeightFormat::kBf16;
   const std::byte* scales = nullptr;
   const std::byte* biases = nullptr;
-  int64_t scale_row_bytes = 0;
+  int64_t scale_row_bytes = 0;  // distance between rows of scales (and biases)
+
+  // FP8 (kE4m3: a byte a value) and FP4 (kE2m1: two a byte, the lower half first): one scale for block_rows x
+  // block_cols values, in scale_format. `data` and `scales` stay those of the whole matrix; first_row and first_col say
+  // where this part of it begins, so that it may begin anywhere.
+  static constexpr int64_t kWhole = int64_t{1} << 62;  // a block as large as the matrix
+  int64_t block_rows = 1;
+  int64_t block_cols = 0;
+  float global_scale = 1.0f;
+  bool divide_by_global = false;
+  int64_t first_row = 0;
+  int64_t first_col = 0;
+
+  // EXL3: `data` is the trellis, `tile_bytes` for each tile of 16 x 16 values, [whole_cols / 16, whole_rows / 16]
+  // tiles; sides are f16 factors of the whole matrix' columns and rows. first_row and first_col as above.
+  Exl3Codebook codebook = Exl3Codebook::k3Inst;
+  int64_t tile_bytes = 0;
+  int64_t whole_rows = 0;
+  int64_t whole_cols = 0;
+  const std::byte* column_side = nullptr;
+  const std::byte* row_side = nullptr;
 
   /// Rows [first, first + count).
   MatrixSource slice_rows(int64_t first, int64_t count) const;
   /// Columns [first, first + count); both must be multiples of column_unit().
   MatrixSource slice_cols(int64_t first, int64_t count) const;
-  /// Columns can only be cut at multiples of this: the quantisation group, or 1.
+  /// Columns can only be cut at multiples of this: the group of MLX affine, or 1.
   int64_t column_unit() const { return format == WeightFormat::kMlxAffine ? group : 1; }
 };
 
@@ -74,6 +104,27 @@ class Weight {
   virtual int64_t in_features() const = 0;
   /// Bytes that one pass reads.
   virtual int64_t bytes() const = 0;
+};
+
+/// One expert's part on a rank: gate and up [columns, hidden], and down [hidden, columns of a slice] for each slice
+/// that the rank owns, ascending; the slices' columns together are `columns`.
+struct ExpertSource {
+  MatrixSource gate;
+  MatrixSource up;
+  std::vector<MatrixSource> down;
+};
+
+/// The packed experts of one layer; belong to the backend that packed them. Experts may differ in their columns (a
+/// shared expert beside routed ones), never in the number of slices.
+class ExpertWeights {
+ public:
+  virtual ~ExpertWeights() = default;
+  virtual int64_t count() const = 0;
+  virtual int64_t slices() const = 0;
+  virtual int64_t hidden() const = 0;
+  /// Bytes and values of one expert's matrices.
+  virtual int64_t bytes(int64_t expert) const = 0;
+  virtual int64_t values(int64_t expert) const = 0;
 };
 
 /// A packed fp32 vector (norm weights, biases, decay parameters).
@@ -195,6 +246,33 @@ struct AttentionArgs {
   RowBatch rows;
 };
 
+/// How a router's logits become scores.
+enum class RouterScore : uint8_t { kSoftmax, kSigmoid };
+
+/// Most slots (chosen experts of a row, a shared one included) that a row may have.
+inline constexpr int64_t kMostExpertSlots = 64;
+
+/// Choosing experts. A row has `slots` = ids.cols slots, the last of them for the shared expert if there is one.
+struct RouteArgs {
+  Tensor logits;       // [rows, experts]
+  Tensor shared_gate;  // [rows, 1], or no data: no shared expert
+  RouterScore score = RouterScore::kSoftmax;
+  const Vector* bias = nullptr;  // [experts], added to the scores for the choice alone; null: none
+  bool renormalise = false;      // divide a row's weights by their sum
+  float scale = 1.0f;            // then multiply by this
+  Tensor ids;                    // out [rows, slots]: expert numbers, as whole fp32 numbers
+  Tensor weights;                // out [rows, slots]
+};
+
+/// A mixture of experts over rows whose experts are chosen.
+struct ExpertsArgs {
+  const ExpertWeights* experts = nullptr;
+  Tensor x;                         // [rows, hidden]
+  Tensor ids;                       // [rows, slots] of route()
+  Tensor weights;                   // [rows, slots]
+  std::span<const Tensor> partial;  // out, one [rows, hidden] for each slice that the rank owns
+};
+
 /// One candidate of a vocabulary row.
 struct Candidate {
   float logit = 0.0f;
@@ -311,6 +389,22 @@ class Ops {
   virtual void sigmoid_mul(Tensor x, Tensor gate) = 0;
   /// dst[i, :] = src[rows[i], :].
   virtual void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) = 0;
+
+  // Experts. ------------------------------------------------------------------------------------------------------
+  /// Whether the three operations below are there; a model with experts is refused at load where they are not.
+  virtual bool supports_experts() const { return false; }
+  /// Packs the experts of one layer (at least one), number i from experts[i].
+  virtual std::unique_ptr<ExpertWeights> pack_experts(std::span<const ExpertSource> experts);
+  /// Scores: softmax over the row, exp(x - max) with 16 lanes folded by the fixed tree and one division; or the
+  /// sigmoid. The choice goes by logit, or by score + bias where there is a bias: larger first, NaN last, ties to the
+  /// lower number; slot order is that order. Weights are the chosen scores without the bias; renormalised: each divided
+  /// by (their sum in ascending slot order + 1e-20); then each times `scale`. With a shared gate the last slot is
+  /// expert number `experts` (logits.cols) with weight sigmoid(shared_gate).
+  virtual void route(const RouteArgs& args);
+  /// partial[s][r] = sum over slots j, ascending, of weights[r, j] * y(j), the first product rounded, the others added
+  /// by fma; y(j) = down_s(silu(gate x) * (up x)) of expert ids[r, j], each product in the order of matmul. Rows are
+  /// grouped by expert as the backend likes: the bits do not tell.
+  virtual void experts(const ExpertsArgs& args);
 
   // Positions. ----------------------------------------------------------------------------------------------------
   /// angle = position * inv_freq[i] in float64, cos and sin correctly computed there, times attention_factor, rounded

@@ -86,6 +86,12 @@ class NegativeControl : public Ops {
   void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override {
     inner_->gather_rows(src, rows, dst);
   }
+  bool supports_experts() const override { return inner_->supports_experts(); }
+  std::unique_ptr<ExpertWeights> pack_experts(std::span<const ExpertSource> experts) override {
+    return inner_->pack_experts(experts);
+  }
+  void route(const RouteArgs& args) override { inner_->route(args); }
+  void experts(const ExpertsArgs& args) override { inner_->experts(args); }
   RopeTable rope_table(const RowBatch& rows, const Vector& inv_freq, double attention_factor) override {
     return inner_->rope_table(rows, inv_freq, attention_factor);
   }

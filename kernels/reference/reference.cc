@@ -48,7 +48,7 @@ RefMatrix ref_dequantise(const MatrixSource& s) {
   RefMatrix out(s.rows, s.cols);
   for (int64_t r = 0; r < s.rows; ++r) {
     for (int64_t c = 0; c < s.cols; ++c) {
-      if (s.format != WeightFormat::kMlxAffine) {
+      if (is_plain(s.format)) {
         out.at(r, c) = plain_value(s.data + r * s.row_bytes, c, s.format);
         continue;
       }
@@ -101,6 +101,56 @@ RefMatrix ref_silu_mul(const RefMatrix& gate_up) {
 RefMatrix ref_sigmoid_mul(const RefMatrix& x, const RefMatrix& gate) {
   RefMatrix out = x;
   for (size_t i = 0; i < out.v.size(); ++i) out.v[i] *= sigmoid(gate.v[i]);
+  return out;
+}
+
+RefRoutes ref_route(const RefMatrix& logits, const RefMatrix* shared_gate, RouterScore score,
+                    std::span<const float> bias, int64_t chosen, bool renormalise, double scale) {
+  RefRoutes routes{{}, RefMatrix(logits.rows, chosen + (shared_gate != nullptr ? 1 : 0))};
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    double total = 0;
+    for (int64_t e = 0; e < logits.cols; ++e) total += std::exp(logits.at(r, e));
+    const auto score_of = [&](int64_t e) {
+      return score == RouterScore::kSigmoid ? sigmoid(logits.at(r, e)) : std::exp(logits.at(r, e)) / total;
+    };
+    const auto choice = [&](int64_t e) {
+      return bias.empty() ? logits.at(r, e) : score_of(e) + bias[static_cast<size_t>(e)];
+    };
+    std::vector<int64_t> order(static_cast<size_t>(logits.cols));
+    for (size_t e = 0; e < order.size(); ++e) order[e] = static_cast<int64_t>(e);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return choice(a) > choice(b); });
+    order.resize(static_cast<size_t>(chosen));
+    double sum = 0;
+    for (int64_t e : order) sum += score_of(e);
+    for (int64_t j = 0; j < chosen; ++j) {
+      routes.weights.at(r, j) = score_of(order[static_cast<size_t>(j)]) / (renormalise ? sum : 1.0) * scale;
+    }
+    if (shared_gate != nullptr) {
+      order.push_back(logits.cols);
+      routes.weights.at(r, chosen) = sigmoid(shared_gate->at(r, 0));
+    }
+    routes.ids.push_back(order);
+  }
+  return routes;
+}
+
+RefMatrix ref_experts(std::span<const RefExpert> experts, const RefMatrix& x, const RefRoutes& routes) {
+  RefMatrix out(x.rows, x.cols);
+  for (int64_t r = 0; r < x.rows; ++r) {
+    RefMatrix row(1, x.cols);
+    for (int64_t i = 0; i < x.cols; ++i) row.at(0, i) = x.at(r, i);
+    const std::vector<int64_t>& ids = routes.ids[static_cast<size_t>(r)];
+    for (size_t j = 0; j < ids.size(); ++j) {
+      const RefExpert& expert = experts[static_cast<size_t>(ids[j])];
+      const RefMatrix gate = ref_matmul(expert.gate, row), up = ref_matmul(expert.up, row);
+      RefMatrix inner(1, gate.cols);
+      for (int64_t i = 0; i < gate.cols; ++i) inner.at(0, i) = silu(gate.at(0, i)) * up.at(0, i);
+      const RefMatrix y = ref_matmul(expert.down, inner);
+      for (int64_t i = 0; i < x.cols; ++i) {
+        out.at(r, i) += routes.weights.at(r, static_cast<int64_t>(j)) * y.at(0, i);
+      }
+    }
+  }
   return out;
 }
 

@@ -34,6 +34,18 @@ RefMatrix ref_rms_norm(const RefMatrix& x, int64_t heads, std::span<const float>
 /// gate_up [rows, 2 n] -> [rows, n].
 RefMatrix ref_silu_mul(const RefMatrix& gate_up);
 RefMatrix ref_sigmoid_mul(const RefMatrix& x, const RefMatrix& gate);
+/// Chosen experts of each row and their weights, in slot order, a shared expert (gate given) last.
+struct RefRoutes {
+  std::vector<std::vector<int64_t>> ids;
+  RefMatrix weights;
+};
+RefRoutes ref_route(const RefMatrix& logits, const RefMatrix* shared_gate, RouterScore score,
+                    std::span<const float> bias, int64_t chosen, bool renormalise, double scale);
+/// sum over slots of weight * down(silu(gate x) * up x); the three matrices of each expert, whole.
+struct RefExpert {
+  RefMatrix gate, up, down;
+};
+RefMatrix ref_experts(std::span<const RefExpert> experts, const RefMatrix& x, const RefRoutes& routes);
 RefMatrix ref_rope(const RefMatrix& x, int64_t heads, std::span<const int64_t> positions,
                    std::span<const float> inv_freq, double attention_factor);
 

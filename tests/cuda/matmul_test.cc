@@ -212,8 +212,10 @@ TEST(MatmulLayout, PackedPiecesAreWhereKernelsLook) {
     const int64_t stages = (cols + 63) / 64, row_bytes = staged_row_bytes(packed.kind, stages);
     const int64_t scale_bytes = staged_scale_bytes(packed.sets, stages);
     std::vector<uint8_t> staged(32 * (row_bytes + scale_bytes), 0xee);
+    WeightView view;
     for (int64_t r = 0; r < 32; ++r) {
-      stage_row(m.source, r, packed, stages, &staged[r * row_bytes], staged.data() + 32 * row_bytes + r * scale_bytes);
+      stage_row(m.source, r, packed, stages, &staged[r * row_bytes], staged.data() + 32 * row_bytes + r * scale_bytes,
+                view);
     }
     const int bytes = stage_bytes(packed.kind, packed.sets);
     std::vector<uint4> out(2 * stages * bytes / 16);

@@ -145,12 +145,13 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
                            report->cells.size(), report->seconds,
                            static_cast<double>(report->cells.size()) / report->seconds, report->greedy_hash,
                            report->sampled_hash);
-  check_coverage(*report, options.axes, name == "qwen3_5" || name == "sprout");
+  check_coverage(*report, options.axes, name == "qwen3_5" || name == "qwen3_5_moe" || name == "sprout");
   check_golden(name, *report);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Differential,
-                         ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "sprout"),
+                         ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe",
+                                           "qwen3_next", "qwen3_5_moe", "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
 // Cells that a broken kernel must show up in, for a quick negative control.
@@ -167,7 +168,7 @@ TesterOptions with_negative_control(const std::string& name) {
 // Protects: the tester's own worth. An op whose order reads the row count is caught, and its place is named: the first
 // position, layer and op that differ.
 TEST(DifferentialNegativeControl, IsCaughtAndNamed) {
-  for (const char* name : {"llama", "qwen3_5", "mlx_4bit"}) {
+  for (const char* name : {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe"}) {
     SCOPED_TRACE(name);
     TesterOptions options = with_negative_control(name);
     options.stop_after = 1;

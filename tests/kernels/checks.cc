@@ -14,7 +14,7 @@ std::span<const NamedCheck> all_checks() {
   static const std::vector<NamedCheck> checks = [] {
     std::vector<NamedCheck> all;
     for (const auto& part : {numerics_checks(), vector_math_checks(), matmul_checks(), rowwise_checks(),
-                             attention_checks(), delta_net_checks(), golden_checks()}) {
+                             attention_checks(), delta_net_checks(), expert_checks(), golden_checks()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

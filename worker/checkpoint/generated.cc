@@ -135,17 +135,38 @@ void GeneratedCheckpoint::list_tensors() {
   add_linear("model.embed_tokens", config_.vocab_size, config_.hidden_size);
   add_norm("model.norm", config_.hidden_size);
   if (!config_.tie_word_embeddings) add_linear("lm_head", config_.vocab_size, config_.hidden_size);
-  for (size_t i = 0; i < config_.layers.size(); ++i) list_layer(fmt::format("model.layers.{}", i), config_.layers[i]);
+  for (size_t i = 0; i < config_.layers.size(); ++i) {
+    list_layer(fmt::format("model.layers.{}", i), config_.layers[i], config_.mlps[i]);
+  }
   if (config_.mtp_layers > 0) list_mtp();
 }
 
-void GeneratedCheckpoint::list_layer(const std::string& prefix, LayerKind kind) {
+void GeneratedCheckpoint::list_mlp(const std::string& prefix, int64_t columns) {
+  add_linear(prefix + ".gate_proj", columns, config_.hidden_size);
+  add_linear(prefix + ".up_proj", columns, config_.hidden_size);
+  add_linear(prefix + ".down_proj", config_.hidden_size, columns);
+}
+
+void GeneratedCheckpoint::list_experts(const std::string& prefix) {
+  const ExpertsConfig& experts = config_.experts;
+  add_linear(prefix + ".gate", experts.count, config_.hidden_size);
+  for (int64_t i = 0; i < experts.count; ++i) {
+    list_mlp(fmt::format("{}.experts.{}", prefix, i), experts.intermediate_size);
+  }
+  if (experts.shared_intermediate_size == 0) return;
+  list_mlp(prefix + ".shared_expert", experts.shared_intermediate_size);
+  add_linear(prefix + ".shared_expert_gate", 1, config_.hidden_size);
+}
+
+void GeneratedCheckpoint::list_layer(const std::string& prefix, LayerKind kind, MlpKind mlp) {
   const ModelConfig& c = config_;
   add_norm(prefix + ".input_layernorm", c.hidden_size);
   add_norm(prefix + ".post_attention_layernorm", c.hidden_size);
-  add_linear(prefix + ".mlp.gate_proj", c.intermediate_size, c.hidden_size);
-  add_linear(prefix + ".mlp.up_proj", c.intermediate_size, c.hidden_size);
-  add_linear(prefix + ".mlp.down_proj", c.hidden_size, c.intermediate_size);
+  if (mlp == MlpKind::kExperts) {
+    list_experts(prefix + ".mlp");
+  } else {
+    list_mlp(prefix + ".mlp", c.intermediate_size);
+  }
   if (kind == LayerKind::kFullAttention) {
     const std::string at = prefix + ".self_attn";
     add_linear(at + ".q_proj", c.heads * c.head_dim * (c.attn_output_gate ? 2 : 1), c.hidden_size);
@@ -160,10 +181,15 @@ void GeneratedCheckpoint::list_layer(const std::string& prefix, LayerKind kind) 
   const LinearAttentionConfig& l = c.linear;
   const int64_t values = l.value_heads * l.value_dim;
   const int64_t channels = 2 * l.key_heads * l.key_dim + values;
-  add_linear(at + ".in_proj_qkv", channels, c.hidden_size);
-  add_linear(at + ".in_proj_z", values, c.hidden_size);
-  add_linear(at + ".in_proj_b", l.value_heads, c.hidden_size);
-  add_linear(at + ".in_proj_a", l.value_heads, c.hidden_size);
+  if (l.fused) {
+    add_linear(at + ".in_proj_qkvz", channels + values, c.hidden_size);
+    add_linear(at + ".in_proj_ba", 2 * l.value_heads, c.hidden_size);
+  } else {
+    add_linear(at + ".in_proj_qkv", channels, c.hidden_size);
+    add_linear(at + ".in_proj_z", values, c.hidden_size);
+    add_linear(at + ".in_proj_b", l.value_heads, c.hidden_size);
+    add_linear(at + ".in_proj_a", l.value_heads, c.hidden_size);
+  }
   add_linear(at + ".out_proj", c.hidden_size, values);
   const bool mlx = c.quantization.any();
   add_values(at + ".conv1d.weight", Dtype::kBf16,
@@ -179,7 +205,8 @@ void GeneratedCheckpoint::list_mtp() {
   add_norm("mtp.norm", config_.hidden_size);
   add_norm("mtp.pre_fc_norm_embedding", config_.hidden_size);
   add_norm("mtp.pre_fc_norm_hidden", config_.hidden_size);
-  list_layer("mtp.layers.0", LayerKind::kFullAttention);
+  list_layer("mtp.layers.0", LayerKind::kFullAttention,
+             config_.experts.count > 0 ? MlpKind::kExperts : MlpKind::kDense);
 }
 
 void GeneratedCheckpoint::add_linear(const std::string& module, int64_t rows, int64_t cols) {

@@ -55,7 +55,9 @@ class GeneratedCheckpoint : public TensorSource {
 
   GeneratedCheckpoint() = default;
   void list_tensors();
-  void list_layer(const std::string& prefix, LayerKind kind);
+  void list_layer(const std::string& prefix, LayerKind kind, MlpKind mlp);
+  void list_mlp(const std::string& prefix, int64_t columns);
+  void list_experts(const std::string& prefix);
   void list_mtp();
   void add_linear(const std::string& module, int64_t rows, int64_t cols);
   void add_window(std::string name, Dtype dtype, std::vector<int64_t> shape, Content content, size_t offset);

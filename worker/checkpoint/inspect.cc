@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "worker/checkpoint/names.h"
+#include "worker/checkpoint/stored_weights.h"
 
 namespace tensorfold {
 namespace {
@@ -19,6 +20,14 @@ std::string kind_of(std::string_view path, Skip skip) {
   if (path.find(".linear_attn.") != std::string_view::npos) return "delta_net";
   if (norm) return "norms";
   if (path.find(".self_attn.") != std::string_view::npos) return "attention";
+  if (path.find(".mlp.experts.") != std::string_view::npos || path.find(".switch_mlp.") != std::string_view::npos) {
+    return "experts";
+  }
+  if (path.find(".mlp.shared_expert.") != std::string_view::npos) return "shared expert";
+  if (path.find(".mlp.gate.") != std::string_view::npos ||
+      path.find(".shared_expert_gate.") != std::string_view::npos) {
+    return "router";
+  }
   if (path.find(".mlp.") != std::string_view::npos) return "mlp";
   return "other";
 }
@@ -42,8 +51,19 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
   const std::string module = module_of(tensor.name);
   const bool quantised = source.find(module + ".scales") != nullptr;
   const std::optional<AffineFormat> format = source.config().quantization.of(module);
+  const std::optional<StoredModule> stored = find_stored(source, module);
   int64_t values = tensor.elements();
-  if (quantised && format) {
+  int64_t memory = bytes;
+  if (is_activation_scale(tensor.name)) {
+    facts.bytes_by_format["activation scales, not used"] += bytes;
+    values = memory = 0;
+  } else if (stored && !tensor.name.ends_with(".bias")) {
+    const TensorInfo& own = *source.find(module + std::string(stored->values));
+    facts.bytes_by_format[stored_label(*stored, own)] += bytes;
+    if (stored->mlx) facts.column_unit = std::max<int64_t>(facts.column_unit, stored->block_cols);
+    values = &own == &tensor ? stored_elements(*stored, own) : 0;
+    memory = values * stored_value_bytes(source, module, *stored);
+  } else if (quantised && format) {
     facts.bytes_by_format[fmt::format("mlx affine {}-bit g{}", format->bits, format->group)] += bytes;
     facts.column_unit = std::max<int64_t>(facts.column_unit, format->group);
     // Scales and biases are part of the values' encoding, not parameters.
@@ -51,6 +71,7 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
   } else {
     facts.bytes_by_format[lower(dtype_name(tensor.dtype))] += bytes;
   }
+  facts.memory_by_kind[kind_of(path, skip)] += memory;
   facts.parameters += values;
   if (path.starts_with("mtp.")) facts.mtp_parameters += values;
 }

@@ -17,8 +17,11 @@ struct ModelFacts {
   /// Numbers of the language model with its MTP layer, a tied head once; what is skipped does not count.
   int64_t parameters = 0;
   int64_t mtp_parameters = 0;  // of them
-  /// Bytes in the files by use: embedding, head, attention, delta_net, mlp, norms, mtp, vision, skipped.
+  /// Bytes in the files by use: embedding, head, attention, delta_net, mlp, experts, shared
+  /// expert, router, norms, mtp, vision, skipped.
   std::map<std::string, int64_t> bytes_by_kind;
+  /// The same in the memory of the CPU backend, all ranks together: formats that are kept dequantised take more.
+  std::map<std::string, int64_t> memory_by_kind;
   /// Bytes of the language model by format: "bf16", "mlx affine 4-bit g64" (words, scales and biases together).
   std::map<std::string, int64_t> bytes_by_format;
   int64_t weight_bytes = 0;  // of the language model

@@ -27,8 +27,12 @@ const std::vector<FamilyRow>& family_rows() {
   static const std::vector<FamilyRow> rows = {
       {"llama", Family::kLlama, {"LlamaForCausalLM"}},
       {"qwen3", Family::kQwen3, {"Qwen3ForCausalLM"}},
+      {"qwen3_moe", Family::kQwen3Moe, {"Qwen3MoeForCausalLM"}},
+      {"qwen3_next", Family::kQwen3Next, {"Qwen3NextForCausalLM"}},
       {"qwen3_5", Family::kQwen3_5, {"Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"}},
-      {"qwen3_5_text", Family::kQwen3_5, {"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}}};
+      {"qwen3_5_text", Family::kQwen3_5, {"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}},
+      {"qwen3_5_moe", Family::kQwen3_5Moe, {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"}},
+      {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}}};
   return rows;
 }
 
@@ -64,16 +68,17 @@ absl::StatusOr<const object*> find_text_config(const object& config, const Famil
   const object* text = fields.object("text_config");
   if (!fields.ok()) return fields.status();
   if (text == nullptr) return text;
-  if (row.model_type != "qwen3_5") {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: model_type {} has a text_config; only qwen3_5 is read with one", label, row.model_type));
+  if (row.model_type != "qwen3_5" && row.model_type != "qwen3_5_moe") {
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: model_type {} has a text_config; only qwen3_5 and qwen3_5_moe are read with one", label, row.model_type));
   }
   FieldReader inner(label, *text);
-  const std::string type = inner.string("model_type", "qwen3_5_text");
+  const std::string wanted = std::string(row.model_type) + "_text";
+  const std::string type = inner.string("model_type", wanted);
   if (!inner.ok()) return inner.status();
-  if (type != "qwen3_5_text" && type != "qwen3_5") {
+  if (type != wanted && type != row.model_type) {
     return absl::UnimplementedError(
-        fmt::format("{}: text_config.model_type is {}; read is qwen3_5_text", label, quoted_name(type)));
+        fmt::format("{}: text_config.model_type is {}; read is {}", label, quoted_name(type), wanted));
   }
   return text;
 }
@@ -86,19 +91,24 @@ void refuse_features(FieldReader& fields, const ModelConfig& config) {
   }
   const std::string act = fields.string("hidden_act", "silu");
   if (act != "silu" && act != "swish") fields.refuse("hidden_act", "silu");
-  if (config.family == Family::kQwen3_5) {
+  if (is_hybrid(config.family)) {
     if (!fields.boolean("attn_output_gate", true)) fields.refuse("attn_output_gate", "true");
     const std::string gate = fields.string("output_gate_type", "silu");
     if (gate != "silu" && gate != "swish") fields.refuse("output_gate_type", "silu");
   }
   for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    if (fields.integer(key, 0, 1 << 20, 0) > 0) fields.refuse(key, "0 (experts are not read here)");
+    if (has_experts(config.family) && key != std::string_view("n_routed_experts")) continue;
+    if (fields.integer(key, 0, 1 << 20, 0) > 0) {
+      fields.refuse(key, fmt::format("0 ({} has no experts under this name)", config.model_type));
+    }
   }
 }
 
 void parse_dimensions(FieldReader& fields, ModelConfig& config) {
   config.hidden_size = fields.integer("hidden_size", 1, 65536);
-  config.intermediate_size = fields.integer("intermediate_size", 1, 1 << 20);
+  // Where every layer has experts, files leave it out or hold a number that nothing uses.
+  config.intermediate_size = fields.integer("intermediate_size", 1, 1 << 20,
+                                            has_experts(config.family) ? std::optional<int64_t>(0) : std::nullopt);
   config.vocab_size = fields.integer("vocab_size", 1, 1 << 24);
   config.heads = fields.integer("num_attention_heads", 1, 1024);
   config.kv_heads = fields.integer("num_key_value_heads", 1, 1024, config.heads);
@@ -121,7 +131,7 @@ void parse_dimensions(FieldReader& fields, ModelConfig& config) {
 void parse_layers(FieldReader& fields, ModelConfig& config) {
   const int64_t count = fields.integer("num_hidden_layers", 1, 1024);
   if (!fields.ok()) return;
-  const bool hybrid = config.family == Family::kQwen3_5;
+  const bool hybrid = is_hybrid(config.family);
   const std::vector<std::string> types = fields.strings("layer_types");
   if (fields.has("layer_types") && static_cast<int64_t>(types.size()) != count) {
     fields.refuse("layer_types", fmt::format("{} names, as many as num_hidden_layers", count));
@@ -144,6 +154,35 @@ void parse_layers(FieldReader& fields, ModelConfig& config) {
   }
 }
 
+// Which layers have experts, and what these are.
+void parse_experts(FieldReader& fields, ModelConfig& config) {
+  config.mlps.assign(config.layers.size(), MlpKind::kDense);
+  if (!has_experts(config.family) || !fields.ok()) return;
+  ExpertsConfig& experts = config.experts;
+  const char* count_key = fields.has("num_experts") ? "num_experts" : "num_local_experts";
+  experts.count = fields.integer(fields.has(count_key) ? count_key : "num_experts", 1, 4096);
+  experts.per_token = fields.integer("num_experts_per_tok", 1, 32);
+  experts.intermediate_size = fields.integer("moe_intermediate_size", 1, 1 << 20);
+  // The classes' own defaults: only qwen3_moe leaves the weights as they are.
+  experts.renormalise = fields.boolean("norm_topk_prob", config.family != Family::kQwen3Moe);
+  if (config.family != Family::kQwen3Moe) {
+    experts.shared_intermediate_size = fields.integer("shared_expert_intermediate_size", 1, 1 << 20);
+  }
+  const int64_t step = fields.integer("decoder_sparse_step", 1, 1024, 1);
+  const std::vector<int64_t> dense = fields.integers("mlp_only_layers", 0, config.layer_count() - 1);
+  if (!fields.ok()) return;
+  if (experts.per_token > experts.count) {
+    fields.refuse("num_experts_per_tok", fmt::format("at most {}, which is {}", count_key, experts.count));
+  }
+  for (int64_t i = 0; i < config.layer_count(); ++i) {
+    const bool sparse = (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
+    if (sparse) config.mlps[static_cast<size_t>(i)] = MlpKind::kExperts;
+  }
+  if (config.count(MlpKind::kDense) > 0 && config.intermediate_size == 0) {
+    fields.refuse("intermediate_size", "1 to 1048576: decoder_sparse_step and mlp_only_layers leave dense layers");
+  }
+}
+
 void parse_linear(FieldReader& fields, ModelConfig& config) {
   if (config.count(LayerKind::kLinearAttention) == 0) return;
   LinearAttentionConfig& linear = config.linear;
@@ -157,6 +196,7 @@ void parse_linear(FieldReader& fields, ModelConfig& config) {
     fields.refuse("linear_num_value_heads",
                   fmt::format("a multiple of linear_num_key_heads, which is {}", linear.key_heads));
   }
+  linear.fused = config.family == Family::kQwen3Next;
 }
 
 void parse_ties(FieldReader& fields, const object& top, const object* text, ModelConfig& config) {
@@ -226,7 +266,7 @@ absl::Status check_folder(const std::string& dir, const FolderFiles& files) {
                     quoted_name(files.foreign.front()), files.foreign.size() > 1 ? " and others" : "", formats_read()));
   }
   // Some quantisers leave config.json alone and write their own file beside it.
-  for (const char* name : {"hf_quant_config.json", "quantize_config.json", "quant_config.json"}) {
+  for (const char* name : {"quantize_config.json", "quant_config.json"}) {
     std::error_code ec;
     if (!fs::exists(fs::path(dir) / name, ec)) continue;
     std::string method;
@@ -248,6 +288,35 @@ absl::Status check_folder(const std::string& dir, const FolderFiles& files) {
   return absl::OkStatus();
 }
 
+// One line of canonical_text, or nothing for a dense family.
+std::string experts_text(const ModelConfig& c) {
+  if (c.experts.count == 0) return {};
+  std::string kinds;
+  for (MlpKind kind : c.mlps) kinds += kind == MlpKind::kExperts ? 'E' : 'D';
+  return fmt::format("experts={},{},{},{},{} in {}\n", c.experts.count, c.experts.per_token,
+                     c.experts.intermediate_size, c.experts.shared_intermediate_size, c.experts.renormalise, kinds);
+}
+
+// modelopt's own file. Newer exports say the same in config.json; there lists of modules may be abridged, so only the
+// formats must agree.
+absl::Status read_hf_quant_config(const std::string& dir, QuantizationConfig& quantization) {
+  const std::string path = (fs::path(dir) / "hf_quant_config.json").string();
+  absl::StatusOr<std::string> text = read_text_file(path, kMaxConfigBytes);
+  if (absl::IsNotFound(text.status())) return absl::OkStatus();
+  if (!text.ok()) return text.status();
+  absl::StatusOr<object> json = parse_json_object(*text, path);
+  if (!json.ok()) return json.status();
+  absl::StatusOr<QuantizationConfig> own = parse_hf_quant_config(*json, path);
+  if (!own.ok()) return own.status();
+  if (!quantization.any()) {
+    quantization = *std::move(own);
+    return absl::OkStatus();
+  }
+  if (own->kinds == quantization.kinds) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("{}: {} and config.json disagree on the formats of the weights", dir, "hf_quant_config.json"));
+}
+
 }  // namespace
 
 std::string_view family_name(Family family) {
@@ -256,35 +325,46 @@ std::string_view family_name(Family family) {
       return "llama";
     case Family::kQwen3:
       return "qwen3";
+    case Family::kQwen3Moe:
+      return "qwen3_moe";
+    case Family::kQwen3Next:
+      return "qwen3_next";
     case Family::kQwen3_5:
       return "qwen3_5";
+    case Family::kQwen3_5Moe:
+      return "qwen3_5_moe";
   }
   return "unknown";
 }
 
+bool is_hybrid(Family family) {
+  return family == Family::kQwen3Next || family == Family::kQwen3_5 || family == Family::kQwen3_5Moe;
+}
+
+bool has_experts(Family family) {
+  return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe;
+}
+
 int64_t ModelConfig::count(LayerKind kind) const { return std::count(layers.begin(), layers.end(), kind); }
+
+int64_t ModelConfig::count(MlpKind kind) const { return std::count(mlps.begin(), mlps.end(), kind); }
 
 std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
   for (LayerKind kind : c.layers) kinds += kind == LayerKind::kFullAttention ? 'F' : 'L';
-  std::string quantization = c.quantization.standard
-                                 ? fmt::format("{}x{}", c.quantization.standard->bits, c.quantization.standard->group)
-                                 : "none";
-  for (const auto& [path, format] : c.quantization.modules) {
-    quantization +=
-        format ? fmt::format(",{}={}x{}", path, format->bits, format->group) : fmt::format(",{}=none", path);
-  }
-  return fmt::format(
-      "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
-      "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
-      "layers={} linear={},{},{},{},{} gate={} qk_norm={} zero_centred={} mtp={} tied={}{}\n"
-      "eos={} bos={} pad={}\nquantization={}\n",
-      family_name(c.family), c.hidden_size, c.intermediate_size, c.vocab_size, c.heads, c.kv_heads, c.head_dim,
-      c.rms_norm_eps, c.max_positions, static_cast<int>(c.rope.type), c.rope.theta, c.rope.dims, c.rope.factor,
-      c.rope.low_freq_factor, c.rope.high_freq_factor, c.rope.original_max_positions, kinds, c.linear.key_heads,
-      c.linear.value_heads, c.linear.key_dim, c.linear.value_dim, c.linear.conv_kernel, c.attn_output_gate, c.qk_norm,
-      c.zero_centred_norms, c.mtp_layers, c.tie_word_embeddings, c.tie_levels_disagree ? "?" : "",
-      fmt::join(c.eos_token_ids, ","), c.bos_token_id.value_or(-1), c.pad_token_id.value_or(-1), quantization);
+  const std::string quantization = canonical_text(c.quantization);
+  return experts_text(c) +
+         fmt::format(
+             "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
+             "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
+             "layers={} linear={},{},{},{},{} gate={} qk_norm={} zero_centred={} mtp={} tied={}{}\n"
+             "eos={} bos={} pad={}\nquantization={}\n",
+             family_name(c.family), c.hidden_size, c.intermediate_size, c.vocab_size, c.heads, c.kv_heads, c.head_dim,
+             c.rms_norm_eps, c.max_positions, static_cast<int>(c.rope.type), c.rope.theta, c.rope.dims, c.rope.factor,
+             c.rope.low_freq_factor, c.rope.high_freq_factor, c.rope.original_max_positions, kinds, c.linear.key_heads,
+             c.linear.value_heads, c.linear.key_dim, c.linear.value_dim, c.linear.conv_kernel, c.attn_output_gate,
+             c.qk_norm, c.zero_centred_norms, c.mtp_layers, c.tie_word_embeddings, c.tie_levels_disagree ? "?" : "",
+             fmt::join(c.eos_token_ids, ","), c.bos_token_id.value_or(-1), c.pad_token_id.value_or(-1), quantization);
 }
 
 absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::string_view generation_json,
@@ -303,15 +383,19 @@ absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::stri
   config.model_type = std::string((*row)->model_type);
   config.quantization = std::move(*quantization);
   config.qk_norm = config.family != Family::kLlama;
-  config.attn_output_gate = config.zero_centred_norms = config.family == Family::kQwen3_5;
+  config.attn_output_gate = config.zero_centred_norms = is_hybrid(config.family);
   FieldReader fields(label, *top, *text, "text_config.");
   parse_dimensions(fields, config);
   if (!fields.ok()) return fields.status();
   refuse_features(fields, config);
   parse_layers(fields, config);
+  parse_experts(fields, config);
   parse_linear(fields, config);
   config.rope = parse_rope(fields, config.family, config.head_dim, label);
-  if (config.family == Family::kQwen3_5) config.mtp_layers = fields.integer("mtp_num_hidden_layers", 0, 1, 0);
+  // qwen3_next's files ship the layer without counting it: the weights decide.
+  if (is_hybrid(config.family)) {
+    config.mtp_layers = fields.integer("mtp_num_hidden_layers", 0, 1, config.family == Family::kQwen3Next ? 1 : 0);
+  }
   parse_ties(fields, *top, *text, config);
   config.dtype = fields.string(fields.has("dtype") ? "dtype" : "torch_dtype", "");
   constexpr std::array<std::string_view, 4> kDtypes = {"", "bfloat16", "float16", "float32"};
@@ -353,6 +437,7 @@ absl::StatusOr<ModelConfig> read_config(const std::string& dir) {
                    (fs::path(dir) / "config.json").string());
   if (!config.ok()) return config.status();
   if (absl::Status status = check_folder(dir, *files); !status.ok()) return status;
+  if (absl::Status status = read_hf_quant_config(dir, config->quantization); !status.ok()) return status;
   return config;
 }
 

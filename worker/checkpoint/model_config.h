@@ -12,10 +12,16 @@
 
 namespace tensorfold {
 
-enum class Family : uint8_t { kLlama, kQwen3, kQwen3_5 };
+enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe };
 std::string_view family_name(Family family);
+/// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe.
+bool is_hybrid(Family family);
+/// Mixtures of experts in some or all layers.
+bool has_experts(Family family);
 
 enum class LayerKind : uint8_t { kFullAttention, kLinearAttention };
+
+enum class MlpKind : uint8_t { kDense, kExperts };
 
 enum class RopeType : uint8_t { kDefault, kLinear, kLlama3 };
 
@@ -31,13 +37,23 @@ struct RopeConfig {
   int64_t original_max_positions = 0;
 };
 
-/// Gated delta net layers (qwen3_5).
+/// Gated delta net layers.
 struct LinearAttentionConfig {
   int64_t key_heads = 0;
   int64_t value_heads = 0;  // a multiple of key_heads
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   int64_t conv_kernel = 0;
+  bool fused = false;  // in_proj_qkvz and in_proj_ba, interleaved by key head (qwen3_next)
+};
+
+/// Mixture-of-experts layers; all 0 in a dense family.
+struct ExpertsConfig {
+  int64_t count = 0;
+  int64_t per_token = 0;                 // at most count
+  int64_t intermediate_size = 0;         // columns of one expert
+  int64_t shared_intermediate_size = 0;  // of the shared expert, which has a sigmoid gate; 0: there is none
+  bool renormalise = false;              // the chosen experts' weights are divided by their sum
 };
 
 struct ModelConfig {
@@ -45,7 +61,7 @@ struct ModelConfig {
   std::string model_type;  // as in the file: "qwen3_5_text"
   std::string dtype;       // as in the file; the tensors say what they are themselves
   int64_t hidden_size = 0;
-  int64_t intermediate_size = 0;
+  int64_t intermediate_size = 0;  // of dense layers; may be 0 where every layer has experts
   int64_t vocab_size = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;  // divides heads
@@ -54,6 +70,8 @@ struct ModelConfig {
   int64_t max_positions = 0;
   RopeConfig rope;
   std::vector<LayerKind> layers;
+  std::vector<MlpKind> mlps;  // one a layer; an MTP layer has experts where the family has them
+  ExpertsConfig experts;
   LinearAttentionConfig linear;     // all 0 without linear layers
   bool attn_output_gate = false;    // q_proj holds a gate beside each head's query
   bool qk_norm = false;             // q_norm and k_norm before the rotation
@@ -68,6 +86,7 @@ struct ModelConfig {
 
   int64_t layer_count() const { return static_cast<int64_t>(layers.size()); }
   int64_t count(LayerKind kind) const;
+  int64_t count(MlpKind kind) const;
 };
 
 /// Every field above as text, one form for one meaning: it enters checkpoint hashes.

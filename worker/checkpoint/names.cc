@@ -6,6 +6,7 @@
 #include <array>
 #include <numeric>
 
+#include "worker/checkpoint/stored_weights.h"
 #include "worker/checkpoint/tensor_values.h"
 
 namespace tensorfold {
@@ -16,6 +17,9 @@ constexpr std::array<std::string_view, 5> kMainPrefixes = {"model.language_model
 constexpr std::array<std::string_view, 5> kHeadPrefixes = {"", "language_model.", "model.", "model.language_model.",
                                                            "language_model.model."};
 constexpr std::array<std::string_view, 5> kMtpPrefixes = kHeadPrefixes;
+
+// What a module's numbers are called, by format.
+constexpr std::array<std::string_view, 3> kValueSuffixes = {".weight", ".weight_packed", ".trellis"};
 
 bool starts_with_any(std::string_view text, std::span<const std::string_view> prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view p) { return text.starts_with(p); });
@@ -116,7 +120,9 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
 absl::Status Layout::find_head(const TensorSource& source) {
   const ModelConfig& config = source.config();
   const auto at = std::find_if(kHeadPrefixes.begin(), kHeadPrefixes.end(), [&](std::string_view prefix) {
-    return source.find(std::string(prefix) + "lm_head.weight") != nullptr;
+    return std::any_of(kValueSuffixes.begin(), kValueSuffixes.end(), [&](std::string_view suffix) {
+      return source.find(std::string(prefix) + "lm_head" + std::string(suffix)) != nullptr;
+    });
   });
   const bool stored = at != kHeadPrefixes.end();
   tied_head_ = config.tie_levels_disagree ? !stored : config.tie_word_embeddings;
@@ -200,9 +206,10 @@ absl::Status Layout::decide_mtp_norms(const TensorSource& source) {
 }
 
 void Layout::count_skipped(const TensorSource& source) {
-  int64_t others = 0;
+  int64_t others = 0, activation_scales = 0;
   for (const std::string& name : source.names()) {
     const Skip why = skip(name);
+    if (why == Skip::kNo && is_activation_scale(name)) ++activation_scales;
     if (why == Skip::kVision) {
       ++vision_tensors_;
       vision_bytes_ += static_cast<int64_t>(source.find(name)->data.size());
@@ -212,6 +219,12 @@ void Layout::count_skipped(const TensorSource& source) {
   }
   if (vision_tensors_ > 0) {
     notes_.push_back(fmt::format("{} vision tensors skipped ({} bytes): text only", vision_tensors_, vision_bytes_));
+  }
+  if (activation_scales > 0) {
+    notes_.push_back(
+        fmt::format("{} scales of activations not used: activations and the KV cache are not quantised by "
+                    "the checkpoint's scales",
+                    activation_scales));
   }
   if (others > 0)
     notes_.push_back(fmt::format("{} tensors skipped: tied head, uncounted MTP layer, rope caches", others));

@@ -6,6 +6,7 @@
 #include <array>
 #include <vector>
 
+#include "worker/checkpoint/foreign_quantization.h"
 #include "worker/checkpoint/json_fields.h"
 #include "worker/checkpoint/safetensors.h"
 
@@ -20,9 +21,18 @@ bool contains(const Range& range, int64_t value) {
   return std::find(range.begin(), range.end(), value) != range.end();
 }
 
-absl::Status refused(const std::string& label, std::string_view where, const std::string& found) {
-  return absl::UnimplementedError(
-      fmt::format("{}: {} asks for {}, which is not read here. Read are: {}", label, where, found, formats_read()));
+struct ModeRow {
+  std::string_view name;
+  MlxMode mode;
+  int64_t bits, group;  // of all but affine
+};
+constexpr std::array<ModeRow, 4> kMlxModes = {{{"affine", MlxMode::kAffine, 0, 0},
+                                               {"mxfp4", MlxMode::kMxfp4, 4, 32},
+                                               {"mxfp8", MlxMode::kMxfp8, 8, 32},
+                                               {"nvfp4", MlxMode::kNvfp4, 4, 16}}};
+
+absl::Status refused(const std::string& label, const std::string& where, const std::string& found) {
+  return refused_quantization(label, where, found);
 }
 
 // An absent key takes `fallback`; 0 stands for a value that is no whole number and so is never allowed.
@@ -36,13 +46,29 @@ std::string shown(const boost::json::object& object, const char* key) {
   return value == nullptr ? "absent" : json_text(*value);
 }
 
-// One {group_size, bits, mode}; a module's entry inherits what it leaves out.
+// One {group_size, bits, mode}; a module's entry inherits bits and group when it leaves them out, and is affine when it
+// names no mode.
 absl::StatusOr<AffineFormat> parse_affine(const boost::json::object& object,
                                           const std::optional<AffineFormat>& standard, const std::string& label,
                                           const std::string& where) {
+  AffineFormat format;
   if (const boost::json::value* mode = object.if_contains("mode"); mode != nullptr && !mode->is_null()) {
-    if (!mode->is_string() || mode->get_string() != "affine") {
-      return refused(label, where, fmt::format("MLX mode {}", json_text(*mode)));
+    const auto* name = mode->if_string();
+    const auto at = std::find_if(kMlxModes.begin(), kMlxModes.end(), [&](const ModeRow& row) {
+      return name != nullptr && row.name == std::string_view(name->data(), name->size());
+    });
+    if (at == kMlxModes.end()) return refused(label, where, fmt::format("MLX mode {}", json_text(*mode)));
+    format.mode = at->mode;
+    if (at->mode != MlxMode::kAffine) {  // of one width and one group each
+      const int64_t bits = integer_or(object, "bits", at->bits), group = integer_or(object, "group_size", at->group);
+      if (bits != at->bits || group != at->group) {
+        return refused(label, where,
+                       fmt::format("MLX mode {} with bits {} and group_size {} (it has {} and {})", at->name,
+                                   shown(object, "bits"), shown(object, "group_size"), at->bits, at->group));
+      }
+      format.bits = static_cast<int>(bits);
+      format.group = static_cast<int>(group);
+      return format;
     }
   }
   const int64_t bits = integer_or(object, "bits", standard ? standard->bits : 0);
@@ -52,25 +78,23 @@ absl::StatusOr<AffineFormat> parse_affine(const boost::json::object& object,
   if (!contains(kGroups, group)) {
     return refused(label, where, fmt::format("MLX affine with group_size {}", shown(object, "group_size")));
   }
-  return AffineFormat{static_cast<int>(bits), static_cast<int>(group)};
+  format.bits = static_cast<int>(bits);
+  format.group = static_cast<int>(group);
+  return format;
 }
 
 // Methods other than MLX's announce themselves by a key of their own.
-absl::Status check_method(const boost::json::object& object, const std::string& label, const std::string& where) {
+bool is_mlx(const boost::json::object& object) {
   for (const char* key : {"quant_method", "quant_algo", "format", "load_in_4bit", "load_in_8bit", "config_groups"}) {
     const boost::json::value* value = object.if_contains(key);
-    if (value == nullptr || value->is_null()) continue;
-    std::string found = fmt::format("{} {}", key, json_text(*value));
-    const boost::json::value* algo = object.if_contains("quant_algo");
-    if (std::string_view(key) == "quant_method" && algo != nullptr) found += " with quant_algo " + json_text(*algo);
-    return refused(label, where, found);
+    if (value != nullptr && !value->is_null()) return false;
   }
-  return absl::OkStatus();
+  return true;
 }
 
 absl::StatusOr<QuantizationConfig> parse_one(const boost::json::object& object, const std::string& label,
                                              const std::string& where) {
-  if (absl::Status status = check_method(object, label, where); !status.ok()) return status;
+  if (!is_mlx(object)) return parse_foreign_quantization(object, label, where);
   QuantizationConfig out;
   absl::StatusOr<AffineFormat> standard = parse_affine(object, std::nullopt, label, where);
   if (!standard.ok()) return standard.status();
@@ -100,7 +124,43 @@ absl::StatusOr<QuantizationConfig> parse_one(const boost::json::object& object, 
 }  // namespace
 
 std::string formats_read() {
-  return "safetensors in bf16, f16, f32; MLX affine 2, 3, 4, 5, 6, 8 bits in groups of 32, 64, 128";
+  return "safetensors in bf16, f16, f32; MLX affine 2, 3, 4, 5, 6, 8 bits in groups of 32, 64, 128; MLX mxfp4, mxfp8, "
+         "nvfp4; FP8 (e4m3) a tensor, channel or block; NVFP4, MXFP4, MXFP8 of modelopt and compressed-tensors; EXL3";
+}
+
+std::string_view mlx_mode_name(MlxMode mode) {
+  return std::find_if(kMlxModes.begin(), kMlxModes.end(), [&](const ModeRow& row) { return row.mode == mode; })->name;
+}
+
+std::string_view stored_kind_name(StoredKind kind) {
+  switch (kind) {
+    case StoredKind::kFp8:
+      return "fp8";
+    case StoredKind::kMxfp8:
+      return "mxfp8";
+    case StoredKind::kNvfp4:
+      return "nvfp4";
+    case StoredKind::kMxfp4:
+      return "mxfp4";
+    case StoredKind::kExl3:
+      return "exl3";
+  }
+  return "unknown";
+}
+
+std::string canonical_text(const QuantizationConfig& c) {
+  const auto one = [](const AffineFormat& f) {
+    const std::string width = fmt::format("{}x{}", f.bits, f.group);
+    return f.mode == MlxMode::kAffine ? width : fmt::format("{}:{}", mlx_mode_name(f.mode), width);
+  };
+  std::string text = c.standard ? one(*c.standard) : "none";
+  for (const auto& [path, format] : c.modules) text += fmt::format(",{}={}", path, format ? one(*format) : "none");
+  if (!c.method.empty()) text = c.method;
+  for (const StoredKind kind : c.kinds) text += fmt::format(",{}", stored_kind_name(kind));
+  for (const auto& [path, kind] : c.stored_modules) text += fmt::format(",{}={}", path, stored_kind_name(kind));
+  for (const std::string& pattern : c.ignored) text += fmt::format(",!{}", pattern);
+  if (c.fp8_block) text += fmt::format(",block={}x{}", c.fp8_block->first, c.fp8_block->second);
+  return text;
 }
 
 std::string_view strip_prefixes(std::string_view path) {
@@ -123,6 +183,17 @@ std::optional<AffineFormat> QuantizationConfig::of(std::string_view module_path)
 
 bool QuantizationConfig::names(std::string_view module_path) const {
   return modules.find(strip_prefixes(module_path)) != modules.end();
+}
+
+std::optional<StoredKind> QuantizationConfig::stored_kind_of(std::string_view module_path) const {
+  const auto at = stored_modules.find(strip_prefixes(module_path));
+  return at == stored_modules.end() ? std::nullopt : std::optional(at->second);
+}
+
+bool QuantizationConfig::ignores(std::string_view module_path) const {
+  const std::string_view path = strip_prefixes(module_path);
+  return std::any_of(ignored.begin(), ignored.end(),
+                     [&](const std::string& pattern) { return glob_matches(pattern, path); });
 }
 
 absl::StatusOr<QuantizationConfig> parse_quantization(const boost::json::object& config,
@@ -151,6 +222,12 @@ absl::StatusOr<QuantizationConfig> parse_quantization(const boost::json::object&
       found = std::move(*parsed);
       found_at = where;
     }
+  }
+  // DeepSeek's expert_dtype: packed FP4 experts among FP8 modules.
+  for (const boost::json::object* level : {&config, text_config}) {
+    const boost::json::value* experts = level != nullptr ? level->if_contains("expert_dtype") : nullptr;
+    if (experts == nullptr || !experts->is_string() || !found || found->method != "fp8") continue;
+    if (experts->get_string() == "fp4") found->kinds.insert(StoredKind::kMxfp4);
   }
   return found.value_or(QuantizationConfig{});
 }

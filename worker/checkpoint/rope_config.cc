@@ -15,7 +15,7 @@ std::optional<RopeType> rope_type(std::string_view name, Family family) {
   if (name == "linear") return RopeType::kLinear;
   if (name == "llama3") return RopeType::kLlama3;
   // An old name for interleaved image positions, which for text are the plain ones.
-  if (name == "mrope" && family == Family::kQwen3_5) return RopeType::kDefault;
+  if (name == "mrope" && is_hybrid(family)) return RopeType::kDefault;
   return std::nullopt;
 }
 
@@ -76,10 +76,10 @@ RopeConfig parse_rope(FieldReader& fields, Family family, int64_t head_dim, cons
   rope.theta = flat_or_nested(fields, inner, "rope_theta", 1.0, kMaxTheta,
                               family == Family::kLlama ? std::optional<double>(10000.0) : std::nullopt);
   const double partial =
-      flat_or_nested(fields, inner, "partial_rotary_factor", 0.0, 1.0, family == Family::kQwen3_5 ? 0.25 : 1.0);
+      flat_or_nested(fields, inner, "partial_rotary_factor", 0.0, 1.0, is_hybrid(family) ? 0.25 : 1.0);
   if (nested) fields.fail(nested->status());
   rope.dims = static_cast<int64_t>(std::trunc(static_cast<double>(head_dim) * partial));
-  if (fields.ok() && family != Family::kQwen3_5 && partial != 1.0) {
+  if (fields.ok() && !is_hybrid(family) && partial != 1.0) {
     fields.fail(absl::UnimplementedError(
         fmt::format("{}: partial_rotary_factor is {}; allowed for {}: 1", label, partial, family_name(family))));
   }

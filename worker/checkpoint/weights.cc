@@ -70,6 +70,8 @@ const std::byte* WeightReader::aligned(const TensorInfo& tensor) {
 
 absl::StatusOr<MatrixSource> WeightReader::matrix(std::string_view module, int64_t rows, int64_t cols) {
   const std::string name = layout_.full_name(module);
+  if (const std::optional<StoredModule> stored = find_stored(source_, name))
+    return this->stored(name, *stored, rows, cols);
   absl::StatusOr<const TensorInfo*> weight = take(name + ".weight");
   if (!weight.ok()) return weight.status();
   const TensorInfo& tensor = **weight;
@@ -87,6 +89,11 @@ absl::StatusOr<MatrixSource> WeightReader::matrix(std::string_view module, int64
         "config.json says that {} has {} bits in groups of {}, but tensor {} is {} without .scales", quoted_name(name),
         quantization.of(name)->bits, quantization.of(name)->group, quoted_name(tensor.name), dtype_name(tensor.dtype)));
   }
+  if (const auto kind = quantization.stored_kind_of(name); kind && !quantization.ignores(name)) {
+    return absl::InvalidArgumentError(fmt::format("config.json says that {} is {}, but tensor {} is {}",
+                                                  quoted_name(name), stored_kind_name(*kind), quoted_name(tensor.name),
+                                                  dtype_name(tensor.dtype)));
+  }
   if (!has_shape(tensor, rows, cols)) return wrong_shape(tensor, fmt::format("[{}, {}]", rows, cols));
   MatrixSource source;
   source.format = *format;
@@ -95,6 +102,18 @@ absl::StatusOr<MatrixSource> WeightReader::matrix(std::string_view module, int64
   source.data = aligned(tensor);
   source.row_bytes = cols * dtype_bytes(tensor.dtype);
   return source;
+}
+
+absl::StatusOr<MatrixSource> WeightReader::stored(const std::string& module, const StoredModule& stored, int64_t rows,
+                                                  int64_t cols) {
+  StoredAccess access;
+  access.take = [this](const std::string& name) { return take(name); };
+  access.aligned = [this](const TensorInfo& tensor) { return aligned(tensor); };
+  access.allocate = [this](size_t bytes) {
+    copies_.push_back(std::make_unique<std::byte[]>(bytes));
+    return copies_.back().get();
+  };
+  return stored_matrix(source_, module, stored, rows, cols, access);
 }
 
 absl::StatusOr<MatrixSource> WeightReader::affine(const std::string& module, const TensorInfo& weight, int64_t rows,
@@ -186,7 +205,7 @@ void WeightReader::leave(std::string_view path) {
 std::vector<std::string> WeightReader::unused() const {
   std::vector<std::string> out;
   for (const std::string& name : source_.names()) {
-    if (!used_.contains(name) && layout_.skip(name) == Skip::kNo) out.push_back(name);
+    if (!used_.contains(name) && layout_.skip(name) == Skip::kNo && !is_activation_scale(name)) out.push_back(name);
   }
   return out;
 }

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/ops/ops.h"
 #include "worker/checkpoint/names.h"
+#include "worker/checkpoint/stored_weights.h"
 #include "worker/checkpoint/tensor_source.h"
 
 namespace tensorfold {
@@ -32,10 +33,17 @@ class WeightReader {
 
   /// The [rows, cols] matrix of a module by its path without prefixes: "layers.3.mlp.down_proj". Takes `.weight` in
   /// BF16, F16 or F32, or MLX's `.weight` (U32), `.scales` and `.biases`, whose bits and group must be those that
-  /// config.json states. "lm_head" gives the embedding where the head is tied. Errors: NotFound naming tensor and
-  /// files; InvalidArgument for other dtypes, shapes, or a contradiction, with both sides. Reads no weight bytes,
-  /// except of a tensor that the file placed at an odd address, which is copied.
+  /// config.json states; or FP8, NVFP4, MXFP4, MXFP8 or EXL3 with its companions (stored_weights.h), which config.json
+  /// must allow. Scales that describe activations are left unread. "lm_head" gives the embedding where the head is
+  /// tied. Errors: NotFound naming tensor and files; InvalidArgument for other dtypes, shapes, or a contradiction, with
+  /// both sides. Reads no weight bytes, except the scales of FP8, FP4 and EXL3, which must be numbers, and those of a
+  /// tensor that the file placed at an odd address, which is copied.
   absl::StatusOr<MatrixSource> matrix(std::string_view module, int64_t rows, int64_t cols);
+
+  /// The matrices [rows, cols] of `count` experts, one after another as one [count * rows, cols] matrix, from a tensor
+  /// [count, rows, cols] named `module` itself or `module.weight`: "layers.3.mlp.experts.gate_up_proj",
+  /// "layers.3.mlp.switch_mlp.gate_proj". BF16, F16 or F32, or MLX affine. Errors as of matrix().
+  absl::StatusOr<MatrixSource> stacked(std::string_view module, int64_t count, int64_t rows, int64_t cols);
 
   /// A tensor of `size` values, by its path without prefixes: "layers.0.linear_attn.A_log", fp32, as stored.
   absl::StatusOr<std::vector<float>> vector(std::string_view tensor, int64_t size);
@@ -59,6 +67,10 @@ class WeightReader {
 
  private:
   absl::StatusOr<const TensorInfo*> take(const std::string& full_name);
+  absl::StatusOr<MatrixSource> stored(const std::string& module, const StoredModule& stored, int64_t rows,
+                                      int64_t cols);
+  absl::StatusOr<MatrixSource> stacked_affine(const std::string& module, const TensorInfo& weight,
+                                              const std::vector<int64_t>& shape);
   absl::StatusOr<MatrixSource> affine(const std::string& module, const TensorInfo& weight, int64_t rows, int64_t cols);
   absl::StatusOr<std::vector<float>> values(const std::string& full_name, int64_t size);
   const std::byte* aligned(const TensorInfo& tensor);

@@ -1,5 +1,7 @@
 #include "worker/model/blocks.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "absl/status/statusor.h"
@@ -237,28 +239,31 @@ DeltaNetShape local_delta_net(const DeltaNetSpec& spec, const Cut& cut) {
   return shape;
 }
 
-absl::StatusOr<std::unique_ptr<DeltaNetBlock>> DeltaNetBlock::load(LoadContext& load, const std::string& prefix,
-                                                                   const DeltaNetSpec& spec, int64_t recurrent_layer) {
-  auto block = std::make_unique<DeltaNetBlock>();
-  const Cut cut = make_cut(spec.slices, load.shard);
-  const int64_t first_v = cut.first_unit();
-  const int64_t first_k = first_v / (spec.v_heads / spec.k_heads);
-  const DeltaNetShape shape = local_delta_net(spec, cut);
-  const int64_t hidden = load.config.hidden_size;
-  const int64_t k_rows = spec.k_heads * spec.dk;
-  const int64_t channels = 2 * k_rows + spec.v_heads * spec.dv;
-  // Where this rank's channels lie in the checkpoint's q | k | v rows.
-  struct Run {
-    int64_t first, count;
-  };
-  const Run runs[] = {{first_k * spec.dk, shape.k_heads * spec.dk},
-                      {k_rows + first_k * spec.dk, shape.k_heads * spec.dk},
-                      {2 * k_rows + first_v * spec.dv, shape.v_heads * spec.dv}};
+namespace {
 
+struct RowRun {
+  int64_t first, count;
+};
+
+// Where this rank's channels lie in the checkpoint's q | k | v order, which is the convolution's in every layout.
+std::array<RowRun, 3> channel_runs(const DeltaNetSpec& spec, int64_t first_v, const DeltaNetShape& shape) {
+  const int64_t first_k = first_v / (spec.v_heads / spec.k_heads);
+  const int64_t k_rows = spec.k_heads * spec.dk;
+  return {RowRun{first_k * spec.dk, shape.k_heads * spec.dk},
+          RowRun{k_rows + first_k * spec.dk, shape.k_heads * spec.dk},
+          RowRun{2 * k_rows + first_v * spec.dv, shape.v_heads * spec.dv}};
+}
+
+// Row blocks q | k | v | z | b | a of this rank from four matrices.
+absl::StatusOr<std::vector<MatrixSource>> plain_inputs(LoadContext& load, const std::string& prefix,
+                                                       const DeltaNetSpec& spec, int64_t first_v,
+                                                       const DeltaNetShape& shape) {
+  const int64_t hidden = load.config.hidden_size;
+  const int64_t channels = 2 * spec.k_heads * spec.dk + spec.v_heads * spec.dv;
   absl::StatusOr<MatrixSource> qkv = load.reader.matrix(prefix + ".in_proj_qkv", channels, hidden);
   if (!qkv.ok()) return qkv.status();
   std::vector<MatrixSource> rows;
-  for (const Run& run : runs) rows.push_back(qkv->slice_rows(run.first, run.count));
+  for (const RowRun& run : channel_runs(spec, first_v, shape)) rows.push_back(qkv->slice_rows(run.first, run.count));
   struct PerHead {
     const char* name;
     int64_t width;
@@ -268,12 +273,64 @@ absl::StatusOr<std::unique_ptr<DeltaNetBlock>> DeltaNetBlock::load(LoadContext& 
     if (!matrix.ok()) return matrix.status();
     rows.push_back(matrix->slice_rows(first_v * part.width, shape.v_heads * part.width));
   }
-  block->in_ = load.ops.pack(rows);
+  return rows;
+}
 
+// The same from two matrices whose rows go by key head: q | k | its value heads' v | their z, and their b | their a.
+// They are taken apart here, head by head, so that a pass sees one layout.
+absl::StatusOr<std::vector<MatrixSource>> fused_inputs(LoadContext& load, const std::string& prefix,
+                                                       const DeltaNetSpec& spec, int64_t first_v,
+                                                       const DeltaNetShape& shape) {
+  const int64_t hidden = load.config.hidden_size;
+  const int64_t group = spec.v_heads / spec.k_heads;
+  const int64_t first_k = first_v / group;
+  const int64_t head_rows = 2 * spec.dk + 2 * group * spec.dv;
+  absl::StatusOr<MatrixSource> qkvz = load.reader.matrix(prefix + ".in_proj_qkvz", spec.k_heads * head_rows, hidden);
+  if (!qkvz.ok()) return qkvz.status();
+  absl::StatusOr<MatrixSource> ba = load.reader.matrix(prefix + ".in_proj_ba", 2 * spec.v_heads, hidden);
+  if (!ba.ok()) return ba.status();
+  std::vector<MatrixSource> rows;
+  for (const int64_t part : {int64_t{0}, spec.dk}) {  // q, then k
+    for (int64_t head = first_k; head < first_k + shape.k_heads; ++head) {
+      rows.push_back(qkvz->slice_rows(head * head_rows + part, spec.dk));
+    }
+  }
+  // Value heads of one key head that this rank has lie together.
+  const auto by_value_head = [&](const MatrixSource& matrix, int64_t stride, int64_t offset, int64_t width) {
+    for (int64_t head = first_v; head < first_v + shape.v_heads;) {
+      const int64_t next = std::min((head / group + 1) * group, first_v + shape.v_heads);
+      const int64_t first = head / group * stride + offset + head % group * width;
+      rows.push_back(matrix.slice_rows(first, (next - head) * width));
+      head = next;
+    }
+  };
+  by_value_head(*qkvz, head_rows, 2 * spec.dk, spec.dv);                    // v
+  by_value_head(*qkvz, head_rows, 2 * spec.dk + group * spec.dv, spec.dv);  // z
+  by_value_head(*ba, 2 * group, 0, 1);                                      // b
+  by_value_head(*ba, 2 * group, group, 1);                                  // a
+  return rows;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeltaNetBlock>> DeltaNetBlock::load(LoadContext& load, const std::string& prefix,
+                                                                   const DeltaNetSpec& spec, int64_t recurrent_layer) {
+  auto block = std::make_unique<DeltaNetBlock>();
+  const Cut cut = make_cut(spec.slices, load.shard);
+  const int64_t first_v = cut.first_unit();
+  const DeltaNetShape shape = local_delta_net(spec, cut);
+  const int64_t hidden = load.config.hidden_size;
+  const std::array<RowRun, 3> runs = channel_runs(spec, first_v, shape);
+  absl::StatusOr<std::vector<MatrixSource>> rows =
+      spec.fused ? fused_inputs(load, prefix, spec, first_v, shape) : plain_inputs(load, prefix, spec, first_v, shape);
+  if (!rows.ok()) return rows.status();
+  block->in_ = load.ops.pack(*rows);
+
+  const int64_t channels = 2 * spec.k_heads * spec.dk + spec.v_heads * spec.dv;
   absl::StatusOr<std::vector<float>> conv = load.reader.convolution(prefix + ".conv1d", channels, spec.conv_kernel);
   if (!conv.ok()) return conv.status();
   std::vector<float> local_conv;
-  for (const Run& run : runs) {
+  for (const RowRun& run : runs) {
     const auto begin = conv->begin() + run.first * spec.conv_kernel;
     local_conv.insert(local_conv.end(), begin, begin + run.count * spec.conv_kernel);
   }

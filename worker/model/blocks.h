@@ -124,13 +124,14 @@ struct DeltaNetSpec {
   int64_t dk = 0;
   int64_t dv = 0;
   int64_t conv_kernel = 4;
-  Slices slices;  // of v heads
+  bool fused = false;  // in_proj_qkvz and in_proj_ba, each key head's rows together
+  Slices slices;       // of v heads
 };
 
 /// This rank's part of a delta net.
 DeltaNetShape local_delta_net(const DeltaNetSpec& spec, const Cut& cut);
 
-/// Gated delta net (Qwen3.5): short convolution, delta rule, gated norm.
+/// Gated delta net (Qwen3.5, Qwen3-Next): short convolution, delta rule, gated norm.
 class DeltaNetBlock {
  public:
   static absl::StatusOr<std::unique_ptr<DeltaNetBlock>> load(LoadContext& load, const std::string& prefix,

@@ -16,11 +16,13 @@ absl::StatusOr<std::unique_ptr<Vector>> packed_norm(LoadContext& load, const std
 }  // namespace
 
 WeightCost DecoderLayer::cost() const {
-  return (attention != nullptr ? attention->cost() : delta_net->cost()) += mlp->cost();
+  return (attention != nullptr ? attention->cost() : delta_net->cost()) +=
+         (mlp != nullptr ? mlp->cost() : experts->cost());
 }
 
 absl::StatusOr<DecoderLayer> load_decoder_layer(LoadContext& load, const std::string& prefix, LayerKind kind,
-                                                const DecoderSpec& spec, int64_t kv_layer, int64_t recurrent_layer) {
+                                                MlpKind mlp_kind, const DecoderSpec& spec, int64_t kv_layer,
+                                                int64_t recurrent_layer) {
   DecoderLayer layer;
   absl::StatusOr<std::unique_ptr<Vector>> input_norm = packed_norm(load, prefix + ".input_layernorm");
   if (!input_norm.ok()) return input_norm.status();
@@ -37,6 +39,12 @@ absl::StatusOr<DecoderLayer> load_decoder_layer(LoadContext& load, const std::st
   absl::StatusOr<std::unique_ptr<Vector>> post_norm = packed_norm(load, prefix + ".post_attention_layernorm");
   if (!post_norm.ok()) return post_norm.status();
   layer.post_norm = *std::move(post_norm);
+  if (mlp_kind == MlpKind::kExperts) {
+    auto experts = ExpertsBlock::load(load, prefix + ".mlp");
+    if (!experts.ok()) return experts.status();
+    layer.experts = *std::move(experts);
+    return layer;
+  }
   auto mlp = MlpBlock::load(load, prefix + ".mlp", load.config.intermediate_size, mlp_slices(load.config));
   if (!mlp.ok()) return mlp.status();
   layer.mlp = *std::move(mlp);
@@ -63,7 +71,8 @@ absl::Status Decoder::load_parts(Decoder& decoder, LoadContext& load, const Deco
   for (int64_t i = 0; i < load.config.layer_count(); ++i) {
     const LayerKind kind = load.config.layers[static_cast<size_t>(i)];
     absl::StatusOr<DecoderLayer> layer =
-        load_decoder_layer(load, fmt::format("layers.{}", i), kind, spec, kv_layer, recurrent_layer);
+        load_decoder_layer(load, fmt::format("layers.{}", i), kind, load.config.mlps[static_cast<size_t>(i)], spec,
+                           kv_layer, recurrent_layer);
     if (!layer.ok()) return layer.status();
     decoder.layers_.push_back(*std::move(layer));
     ++(kind == LayerKind::kFullAttention ? kv_layer : recurrent_layer);
@@ -93,7 +102,9 @@ absl::Status Decoder::run_layer(PassContext& pass, int index, const DecoderLayer
   pass.record(index, "mixer.residual", residual);
   pass.ops->rms_norm(residual, 1, *layer.post_norm, eps_, normed);
   pass.record(index, "post_norm", normed);
-  if (absl::Status status = layer.mlp->add_to(pass, index, normed, residual); !status.ok()) return status;
+  const absl::Status added = layer.mlp != nullptr ? layer.mlp->add_to(pass, index, normed, residual)
+                                                  : layer.experts->add_to(pass, index, normed, residual);
+  if (!added.ok()) return added;
   pass.record(index, "mlp.residual", residual);
   return absl::OkStatus();
 }

@@ -1,17 +1,19 @@
-// A decoder whose layers all are attention and MLP: llama, and qwen3 with its query and key norms.
+// A pre-norm decoder: layers of attention or a gated delta net, each with an MLP or a mixture of experts.
 #pragma once
 
+#include "worker/model/experts.h"
 #include "worker/model/families.h"
 
 namespace tensorfold {
 
-/// One layer's parts: what mixes tokens is either attention or a gated delta net.
+/// One layer's parts: what mixes tokens is either attention or a gated delta net, what follows is an MLP or experts.
 struct DecoderLayer {
   std::unique_ptr<Vector> input_norm;
   std::unique_ptr<AttentionBlock> attention;
   std::unique_ptr<DeltaNetBlock> delta_net;
   std::unique_ptr<Vector> post_norm;
   std::unique_ptr<MlpBlock> mlp;
+  std::unique_ptr<ExpertsBlock> experts;
 
   WeightCost cost() const;
 };
@@ -54,6 +56,7 @@ class Decoder : public Model {
 
 /// Layer `prefix` ("layers.3"): attention to `kv_layer`, or a delta net with state `recurrent_layer`.
 absl::StatusOr<DecoderLayer> load_decoder_layer(LoadContext& load, const std::string& prefix, LayerKind kind,
-                                                const DecoderSpec& spec, int64_t kv_layer, int64_t recurrent_layer);
+                                                MlpKind mlp, const DecoderSpec& spec, int64_t kv_layer,
+                                                int64_t recurrent_layer);
 
 }  // namespace tensorfold

@@ -7,7 +7,8 @@
 namespace tensorfold {
 namespace {
 
-const FamilyEntry* const kFamilies[] = {&kLlamaEntry, &kQwen3Entry, &kQwen35Entry};
+const FamilyEntry* const kFamilies[] = {&kLlamaEntry,     &kQwen3Entry,  &kQwen3MoeEntry,
+                                        &kQwen3NextEntry, &kQwen35Entry, &kQwen35MoeEntry};
 
 const FamilyEntry* find_family(Family family) {
   for (const FamilyEntry* entry : kFamilies) {
@@ -51,6 +52,12 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
                                                   ShardSpec shard) {
   const FamilyEntry* family = find_family(config.family);
   if (family == nullptr) return unknown_family(config);
+  if (config.experts.count > 0 && !ops.supports_experts()) {
+    return absl::UnimplementedError(
+        fmt::format("model_type {} has mixture-of-experts layers, which backend {} does not compute: run it with "
+                    "backend cpu",
+                    config.model_type, ops.fingerprint_name()));
+  }
   absl::StatusOr<ModelShape> shape = family->shape(config, shard);
   if (!shape.ok()) return shape.status();
   LoadContext load = {config, reader, ops, shard};
@@ -77,6 +84,77 @@ Slices mlp_slices(const ModelConfig& config) {
   return make_slices(config.intermediate_size / unit);
 }
 
+namespace {
+
+// How experts may be named: one module each, or stacked ones.
+int64_t expert_column_unit(const ModelConfig& config) {
+  int64_t unit =
+      std::max(column_unit(config, "mlp.experts.down_proj"), column_unit(config, "mlp.switch_mlp.down_proj"));
+  // Only entries for single modules tell one expert from another.
+  const int64_t named = config.quantization.modules.empty() ? 1 : config.experts.count;
+  for (int64_t e = 0; e < named; ++e) {
+    unit = std::max(unit, column_unit(config, fmt::format("mlp.experts.{}.down_proj", e)));
+  }
+  return unit;
+}
+
+int64_t shared_column_unit(const ModelConfig& config) { return column_unit(config, "mlp.shared_expert.down_proj"); }
+
+// S of both: what the units of each divide by.
+int64_t expert_slice_count(const ModelConfig& config) {
+  const ExpertsConfig& experts = config.experts;
+  int64_t count = make_slices(experts.intermediate_size / expert_column_unit(config)).count;
+  if (experts.shared_intermediate_size > 0) {
+    count = std::min(count, make_slices(experts.shared_intermediate_size / shared_column_unit(config)).count);
+  }
+  return count;
+}
+
+absl::Status add_mlp(const ModelConfig& config, ModelShape& shape, ShardSpec shard) {
+  const int64_t group = column_unit(config, "mlp.down_proj");
+  if (config.intermediate_size % group != 0) {
+    return absl::InvalidArgumentError(fmt::format("intermediate_size {} does not end on a quantisation group of {}",
+                                                  config.intermediate_size, group));
+  }
+  return add_dimension(shape, group == 1 ? "mlp columns" : "mlp column groups", mlp_slices(config), shard);
+}
+
+absl::Status add_experts(const ModelConfig& config, ModelShape& shape, ShardSpec shard) {
+  struct Part {
+    const char* key;
+    const char* name;
+    int64_t columns, unit;
+  };
+  const ExpertsConfig& experts = config.experts;
+  std::vector<Part> parts = {
+      {"moe_intermediate_size", "expert column", experts.intermediate_size, expert_column_unit(config)}};
+  if (experts.shared_intermediate_size > 0) {
+    parts.push_back({"shared_expert_intermediate_size", "shared expert column", experts.shared_intermediate_size,
+                     shared_column_unit(config)});
+  }
+  for (const Part& part : parts) {
+    if (part.columns % part.unit == 0) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{} {} does not end on a quantisation group of {}", part.key, part.columns, part.unit));
+  }
+  for (const Part& part : parts) {
+    const std::string name = fmt::format("{}{}", part.name, part.unit == 1 ? "s" : " groups");
+    const Slices slices = {part.columns / part.unit, expert_slice_count(config)};
+    if (absl::Status s = add_dimension(shape, name, slices, shard); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Slices expert_slices(const ModelConfig& config) {
+  return {config.experts.intermediate_size / expert_column_unit(config), expert_slice_count(config)};
+}
+
+Slices shared_expert_slices(const ModelConfig& config) {
+  return {config.experts.shared_intermediate_size / shared_column_unit(config), expert_slice_count(config)};
+}
+
 Slices vocab_slices(const ModelConfig& config) { return make_slices(config.vocab_size); }
 
 absl::Status add_dimension(ModelShape& shape, const std::string& name, const Slices& slices, ShardSpec shard) {
@@ -100,16 +178,12 @@ absl::StatusOr<ModelShape> decoder_shape(const ModelConfig& config, ShardSpec sh
   shape.layers = config.layer_count();
   shape.context_length = config.max_positions;
   shape.head_dim = config.head_dim;
-  const int64_t group = column_unit(config, "mlp.down_proj");
-  if (config.intermediate_size % group != 0) {
-    return absl::InvalidArgumentError(fmt::format("intermediate_size {} does not end on a quantisation group of {}",
-                                                  config.intermediate_size, group));
-  }
   if (absl::Status s = add_dimension(shape, "attention heads", head_slices(config), shard); !s.ok()) return s;
-  if (absl::Status s =
-          add_dimension(shape, group == 1 ? "mlp columns" : "mlp column groups", mlp_slices(config), shard);
-      !s.ok()) {
-    return s;
+  if (config.count(MlpKind::kDense) > 0) {
+    if (absl::Status s = add_mlp(config, shape, shard); !s.ok()) return s;
+  }
+  if (config.experts.count > 0) {
+    if (absl::Status s = add_experts(config, shape, shard); !s.ok()) return s;
   }
   if (absl::Status s = add_dimension(shape, "vocabulary rows", vocab_slices(config), shard); !s.ok()) return s;
   const AttentionSpec attention = {

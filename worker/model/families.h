@@ -13,15 +13,18 @@ struct FamilyEntry {
   absl::StatusOr<std::unique_ptr<Model>> (*load)(LoadContext& load, const ModelShape& shape);
 };
 
-extern const FamilyEntry kLlamaEntry;   // llama.cc
-extern const FamilyEntry kQwen3Entry;   // qwen3.cc
-extern const FamilyEntry kQwen35Entry;  // qwen3_5.cc
+extern const FamilyEntry kLlamaEntry;      // llama.cc
+extern const FamilyEntry kQwen3Entry;      // qwen3.cc
+extern const FamilyEntry kQwen3MoeEntry;   // qwen3_moe.cc
+extern const FamilyEntry kQwen3NextEntry;  // qwen3_next.cc
+extern const FamilyEntry kQwen35Entry;     // qwen3_5.cc
+extern const FamilyEntry kQwen35MoeEntry;  // qwen3_5_moe.cc
 
 /// The largest quantisation group over all layers' `module` ("self_attn.o_proj"); 1 when none is quantised.
 int64_t column_unit(const ModelConfig& config, const std::string& module);
 
-/// Fills in what all decoders share: hidden size, vocabulary and its cut, MLP and head cuts, this rank's key/value
-/// heads.
+/// Fills in what all decoders share: hidden size, vocabulary and its cut, MLP, expert and head cuts, this rank's
+/// key/value heads.
 absl::StatusOr<ModelShape> decoder_shape(const ModelConfig& config, ShardSpec shard);
 
 /// Adds a dimension to the plan and refuses a world wider than its S, naming it.
@@ -29,6 +32,9 @@ absl::Status add_dimension(ModelShape& shape, const std::string& name, const Sli
 
 Slices head_slices(const ModelConfig& config);
 Slices mlp_slices(const ModelConfig& config);
+/// Expert columns and the shared expert's, cut into equally many slices: a slice holds a part of both.
+Slices expert_slices(const ModelConfig& config);
+Slices shared_expert_slices(const ModelConfig& config);
 Slices vocab_slices(const ModelConfig& config);
 
 }  // namespace tensorfold

@@ -1,8 +1,9 @@
 // Qwen3 dense (model_type "qwen3"): llama with an RMS norm over each query and key head.
+#include "worker/model/qwen3.h"
+
 #include "worker/model/decoder.h"
 
 namespace tensorfold {
-namespace {
 
 absl::StatusOr<ModelShape> qwen3_shape(const ModelConfig& config, ShardSpec shard) {
   absl::StatusOr<ModelShape> shape = decoder_shape(config, shard);
@@ -19,8 +20,6 @@ absl::StatusOr<std::unique_ptr<Model>> load_qwen3(LoadContext& load, const Model
                     .slices = head_slices(load.config)};
   return Decoder::load(load, shape, spec);
 }
-
-}  // namespace
 
 const FamilyEntry kQwen3Entry = {Family::kQwen3, "qwen3", qwen3_shape, load_qwen3};
 

@@ -1,5 +1,8 @@
-// Qwen3.5 and Qwen3.8 dense (model_type "qwen3_5"): gated delta net layers with a gated full attention layer every few,
-// and one multi-token-prediction (MTP) layer that drafts.
+// Qwen3.5 and Qwen3.8 (model_type "qwen3_5"): gated delta net layers with a gated full attention layer every few, and
+// one multi-token-prediction (MTP) layer that drafts. qwen3_5_moe has experts for MLPs; qwen3_next fuses the delta
+// net's inputs: the configuration says which layers are what.
+#include "worker/model/qwen3_5.h"
+
 #include <fmt/format.h>
 
 #include "worker/model/decoder.h"
@@ -14,12 +17,15 @@ DeltaNetSpec delta_net_spec(const ModelConfig& config) {
                        .dk = linear.key_dim,
                        .dv = linear.value_dim,
                        .conv_kernel = linear.conv_kernel,
+                       .fused = linear.fused,
                        .slices = {}};
   if (linear.value_heads > 0) {
     spec.slices = cut_dimension(linear.value_heads, linear.value_dim, column_unit(config, "linear_attn.out_proj"));
   }
   return spec;
 }
+
+}  // namespace
 
 absl::StatusOr<ModelShape> qwen3_5_shape(const ModelConfig& config, ShardSpec shard) {
   absl::StatusOr<ModelShape> shape = decoder_shape(config, shard);
@@ -33,6 +39,8 @@ absl::StatusOr<ModelShape> qwen3_5_shape(const ModelConfig& config, ShardSpec sh
   shape->recurrent.assign(static_cast<size_t>(linear_layers), local_delta_net(spec, make_cut(spec.slices, shard)));
   return shape;
 }
+
+namespace {
 
 class Qwen35 : public Decoder {
  public:
@@ -83,8 +91,9 @@ absl::Status Qwen35::load_mtp(LoadContext& load, const DecoderSpec& spec) {
   absl::StatusOr<MatrixSource> fc = load.reader.matrix("mtp.fc", hidden, 2 * hidden);
   if (!fc.ok()) return fc.status();
   mtp_fc_ = load.ops.pack({&*fc, 1});
-  absl::StatusOr<DecoderLayer> layer =
-      load_decoder_layer(load, "mtp.layers.0", LayerKind::kFullAttention, spec, shape_.kv_layers - 1, 0);
+  absl::StatusOr<DecoderLayer> layer = load_decoder_layer(
+      load, "mtp.layers.0", LayerKind::kFullAttention,
+      load.config.experts.count > 0 ? MlpKind::kExperts : MlpKind::kDense, spec, shape_.kv_layers - 1, 0);
   if (!layer.ok()) return layer.status();
   mtp_layer_ = *std::move(layer);
   return absl::OkStatus();
@@ -116,6 +125,10 @@ absl::Status Qwen35::mtp(PassContext& pass, Tensor hidden, bool keys_only, Tenso
 
 }  // namespace
 
-const FamilyEntry kQwen35Entry = {Family::kQwen3_5, "qwen3_5", qwen3_5_shape, Qwen35::load};
+absl::StatusOr<std::unique_ptr<Model>> load_qwen3_5(LoadContext& load, const ModelShape& shape) {
+  return Qwen35::load(load, shape);
+}
+
+const FamilyEntry kQwen35Entry = {Family::kQwen3_5, "qwen3_5", qwen3_5_shape, load_qwen3_5};
 
 }  // namespace tensorfold

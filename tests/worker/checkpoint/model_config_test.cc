@@ -97,6 +97,66 @@ TEST(ModelConfig, Qwen35) {
   EXPECT_TRUE(sprout->tie_word_embeddings);
 }
 
+// Protects: the families with experts: counts from either key, the shared expert, renormalising and its defaults.
+TEST(ModelConfig, Experts) {
+  const auto moe = read_config(kFixtures + "qwen3_moe");
+  ASSERT_TRUE(moe.ok()) << moe.status();
+  EXPECT_EQ(moe->family, Family::kQwen3Moe);
+  EXPECT_EQ(moe->experts.count, 8);
+  EXPECT_EQ(moe->experts.per_token, 4);
+  EXPECT_EQ(moe->experts.intermediate_size, 64);
+  EXPECT_EQ(moe->experts.shared_intermediate_size, 0);
+  EXPECT_TRUE(moe->experts.renormalise);
+  EXPECT_EQ(moe->count(MlpKind::kExperts), 4);
+  EXPECT_FALSE(moe->zero_centred_norms);
+  json::object plain = fixture("qwen3_moe");
+  plain.erase("norm_topk_prob");
+  EXPECT_FALSE(parse(plain)->experts.renormalise);
+
+  const auto hybrid = read_config(kFixtures + "qwen3_5_moe");
+  ASSERT_TRUE(hybrid.ok()) << hybrid.status();
+  EXPECT_EQ(hybrid->family, Family::kQwen3_5Moe);
+  EXPECT_EQ(hybrid->experts.shared_intermediate_size, 64);
+  EXPECT_TRUE(hybrid->experts.renormalise);
+  EXPECT_EQ(hybrid->mtp_layers, 1);
+  EXPECT_FALSE(hybrid->linear.fused);
+
+  const auto next = read_config(kFixtures + "qwen3_next");
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->family, Family::kQwen3Next);
+  EXPECT_TRUE(next->linear.fused);
+  EXPECT_TRUE(next->attn_output_gate);
+  EXPECT_TRUE(next->zero_centred_norms);
+  EXPECT_EQ(next->rope.dims, 8);
+}
+
+// Protects: which layers have experts: every decoder_sparse_step-th, without those of mlp_only_layers.
+TEST(ModelConfig, LayersWithExperts) {
+  json::object config = fixture("qwen3_moe");
+  config["decoder_sparse_step"] = 2;
+  config["mlp_only_layers"] = {3};
+  EXPECT_THAT(parse(config)->mlps, ElementsAre(MlpKind::kDense, MlpKind::kExperts, MlpKind::kDense, MlpKind::kDense));
+  EXPECT_NE(canonical_text(*parse(config)), canonical_text(*parse(fixture("qwen3_moe"))));
+  config.erase("intermediate_size");
+  EXPECT_THAT(std::string(parse(config).status().message()), HasSubstr("intermediate_size"));
+}
+
+// Protects: experts that cannot be are refused by key, value and limit.
+TEST(ModelConfig, RefusesBadExperts) {
+  EXPECT_THAT(error_with("qwen3_moe", object(R"({"num_experts_per_tok": 9})")),
+              HasSubstr("num_experts_per_tok is 9; allowed: at most num_local_experts, which is 8"));
+  EXPECT_THAT(error_with("qwen3_5_moe", object(R"({"num_experts_per_tok": 9})")),
+              HasSubstr("text_config.num_experts_per_tok is 9; allowed: at most num_experts, which is 8"));
+  EXPECT_THAT(error_with("qwen3_moe", object(R"({"num_local_experts": 0})")), HasSubstr("num_local_experts is 0"));
+  EXPECT_THAT(error_with("qwen3_moe", object(R"({"moe_intermediate_size": null})")),
+              HasSubstr("moe_intermediate_size"));
+  EXPECT_THAT(error_with("qwen3_next", object(R"({"shared_expert_intermediate_size": 0})")),
+              HasSubstr("shared_expert_intermediate_size is 0"));
+  EXPECT_THAT(error_with("qwen3_moe", object(R"({"mlp_only_layers": [4]})")), HasSubstr("mlp_only_layers"));
+  EXPECT_THAT(error_with("qwen3_moe", object(R"({"decoder_sparse_step": 0})")), HasSubstr("decoder_sparse_step is 0"));
+  EXPECT_THAT(error_with("qwen3", object(R"({"num_experts": 8})")), HasSubstr("qwen3 has no experts"));
+}
+
 // Protects: without layer_types the interval decides.
 TEST(ModelConfig, LayerTypesFromInterval) {
   json::object config = fixture("qwen3_5");
@@ -184,8 +244,10 @@ TEST(ModelConfig, RopeRefused) {
 
 // Protects: models of other families, and other architectures over a known family, are named with what is read.
 TEST(ModelConfig, UnknownModels) {
-  EXPECT_THAT(error_with("llama", {{"model_type", "qwen3_moe"}}),
-              HasSubstr("model_type 'qwen3_moe' is not read here. Read are: llama, qwen3, qwen3_5, qwen3_5_text"));
+  EXPECT_THAT(
+      error_with("llama", {{"model_type", "gpt_oss"}}),
+      HasSubstr("model_type 'gpt_oss' is not read here. Read are: llama, qwen3, qwen3_moe, qwen3_next, qwen3_5, "
+                "qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text"));
   EXPECT_THAT(error_with("llama", {{"model_type", nullptr}}), HasSubstr("model_type is missing"));
   EXPECT_THAT(error_with("qwen3", {{"architectures", {"DFlashDraftModel"}}}),
               HasSubstr("architecture 'DFlashDraftModel'"));
@@ -194,10 +256,9 @@ TEST(ModelConfig, UnknownModels) {
   EXPECT_THAT(error_with("qwen3", {{"num_experts", 8}}), HasSubstr("num_experts is 8"));
 }
 
-// Protects: every quantised fixture that is not MLX affine is refused from config.json alone, with the list of formats.
+// Protects: a quantisation that is not read is refused from config.json alone, with the list of formats.
 TEST(ModelConfig, QuantisedFixturesRefused) {
-  const std::vector<std::pair<std::string, std::string>> cases = {
-      {"refuse_gptq", "gptq"}, {"refuse_awq", "awq"}, {"refuse_fp8", "fp8"}, {"refuse_nvfp4", "NVFP4"}};
+  const std::vector<std::pair<std::string, std::string>> cases = {{"refuse_gptq", "gptq"}, {"refuse_awq", "awq"}};
   for (const auto& [folder, method] : cases) {
     ASSERT_FALSE(std::filesystem::exists(kFixtures + folder + "/model.safetensors"));
     const auto config = read_config(kFixtures + folder);
@@ -208,7 +269,7 @@ TEST(ModelConfig, QuantisedFixturesRefused) {
         HasSubstr(
             "Read are: safetensors in bf16, f16, f32; MLX affine 2, 3, 4, 5, 6, 8 bits in groups of 32, 64, 128"));
   }
-  for (const char* method : {"compressed-tensors", "exl3", "bitsandbytes", "hqq", "mxfp4", "gguf"}) {
+  for (const char* method : {"compressed-tensors", "modelopt", "bitsandbytes", "hqq", "mxfp4", "gguf"}) {
     EXPECT_THAT(error_with("qwen3", {{"quantization_config", {{"quant_method", method}, {"bits", 4}}}}),
                 HasSubstr(method));
   }
@@ -230,7 +291,10 @@ TEST(ModelConfig, MlxQuantisation) {
             "no error");
   EXPECT_THAT(with(R"({"bits":7,"group_size":64})"), HasSubstr("bits 7"));
   EXPECT_THAT(with(R"({"bits":4,"group_size":16})"), HasSubstr("group_size 16"));
-  EXPECT_THAT(with(R"({"bits":4,"group_size":64,"mode":"mxfp4"})"), HasSubstr("MLX mode \"mxfp4\""));
+  EXPECT_THAT(with(R"({"bits":4,"group_size":64,"mode":"mxfp4"})"),
+              HasSubstr("MLX mode mxfp4 with bits 4 and group_size 64"));
+  EXPECT_THAT(with(R"({"bits":4,"group_size":64,"mode":"mxfp6"})"), HasSubstr("MLX mode \"mxfp6\""));
+  EXPECT_EQ(with(R"({"bits":4,"group_size":32,"mode":"mxfp4","lm_head":{"bits":8,"group_size":64}})"), "no error");
   EXPECT_THAT(with(R"({"bits":4,"group_size":64,"lm_head":{"bits":9}})"),
               HasSubstr("'lm_head' asks for MLX affine with bits 9"));
   EXPECT_THAT(with(R"({"group_size":64})"), HasSubstr("bits absent"));
@@ -239,6 +303,59 @@ TEST(ModelConfig, MlxQuantisation) {
   EXPECT_THAT(error_with("mlx_4bit", {{"quantization_config", object(R"({"bits":8,"group_size":64})")}}),
               HasSubstr("disagree"));
   EXPECT_THAT(error_with("qwen3", {{"quantization", 4}}), HasSubstr("allowed: an object"));
+}
+
+// Protects: what the configs of FP8, modelopt, compressed-tensors and EXL3 say: formats, modules, exceptions, blocks.
+TEST(ModelConfig, StoredFormats) {
+  const auto read = [](std::string_view text) {
+    json::object config = fixture("qwen3");
+    config["quantization_config"] = object(text);
+    const auto parsed = parse(config);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return parsed.ok() ? parsed->quantization : QuantizationConfig{};
+  };
+  const QuantizationConfig fp8 =
+      read(R"({"quant_method":"fp8","weight_block_size":[128,64],"modules_to_not_convert":["lm_head"]})");
+  EXPECT_EQ(fp8.kinds, std::set{StoredKind::kFp8});
+  EXPECT_EQ(fp8.fp8_block, (std::pair<int64_t, int64_t>{128, 64}));
+  EXPECT_TRUE(fp8.ignores("lm_head") && !fp8.ignores("model.layers.0.mlp.up_proj") && !fp8.of("lm_head"));
+
+  const QuantizationConfig mixed = read(R"({"quant_method":"modelopt","quant_algo":"MIXED_PRECISION",
+      "quantized_layers":{"model.layers.0.mlp.up_proj":{"quant_algo":"NVFP4","group_size":16},
+                          "model.layers.0.self_attn.q_proj":{"quant_algo":"FP8"}},"exclude_modules":["mtp*","*.gate"]})");
+  EXPECT_EQ(mixed.kinds, (std::set{StoredKind::kNvfp4, StoredKind::kFp8}));
+  EXPECT_EQ(mixed.stored_kind_of("model.language_model.layers.0.mlp.up_proj"), StoredKind::kNvfp4);
+  EXPECT_EQ(mixed.stored_kind_of("layers.0.self_attn.q_proj"), StoredKind::kFp8);
+  EXPECT_TRUE(mixed.ignores("mtp.fc") && mixed.ignores("model.layers.3.mlp.gate") && !mixed.ignores("layers.0.gates"));
+
+  const std::string head = R"({"quant_method":"compressed-tensors","ignore":["re:.*gate$","lm_head"],"config_groups":
+      {"group_0":{"targets":["Linear","model.layers.1.mlp.up_proj"],"weights":)";
+  const QuantizationConfig tensors = read(head + R"({"num_bits":4,"type":"float","group_size":16}}}})");
+  EXPECT_EQ(tensors.kinds, std::set{StoredKind::kNvfp4});
+  EXPECT_EQ(tensors.stored_kind_of("layers.1.mlp.up_proj"), StoredKind::kNvfp4);
+  EXPECT_EQ(read(head + R"({"num_bits":8,"type":"float","strategy":"channel"}}}})").kinds, std::set{StoredKind::kFp8});
+  EXPECT_EQ(read(head + R"({"num_bits":8,"type":"float","strategy":"group","group_size":32}}}})").kinds,
+            std::set{StoredKind::kMxfp8});
+  EXPECT_EQ(read(R"({"quant_method":"exl3","bits":3.5})").kinds, std::set{StoredKind::kExl3});
+  EXPECT_NE(canonical_text(mixed), canonical_text(tensors));
+}
+
+// Protects: schemes of the same methods that are not read, by their names.
+TEST(ModelConfig, StoredFormatsRefused) {
+  const auto error = [](std::string_view text) { return error_with("qwen3", {{"quantization_config", object(text)}}); };
+  EXPECT_THAT(error(R"({"quant_method":"fp8","weight_block_size":[0,128]})"),
+              HasSubstr("weight_block_size is [0,128]"));
+  EXPECT_THAT(error(R"({"quant_method":"fp8","fmt":"e5m2"})"), HasSubstr("fp8 with fmt \"e5m2\""));
+  EXPECT_THAT(error(R"({"quant_method":"modelopt","quant_algo":"W4A8_AWQ"})"), HasSubstr("quant_algo \"W4A8_AWQ\""));
+  EXPECT_THAT(error(R"({"quant_method":"modelopt","quant_algo":"NVFP4","group_size":32})"),
+              HasSubstr("nvfp4 with group_size 32"));
+  EXPECT_THAT(error(R"({"quant_method":"compressed-tensors","config_groups":{"g":{"weights":
+                    {"num_bits":4,"type":"int","group_size":128,"strategy":"group"}}}})"),
+              HasSubstr("weights of type \"int\", 4 bits"));
+  EXPECT_THAT(error(R"({"quant_method":"compressed-tensors","format":"pack-quantized","config_groups":{}})"),
+              HasSubstr("format \"pack-quantized\""));
+  EXPECT_THAT(error(R"({"quant_method":"compressed-tensors","config_groups":7})"), HasSubstr("config_groups is 7"));
+  EXPECT_THAT(error(R"({"quant_method":"modelopt","quant_algo":"FP8","ignore":[1]})"), HasSubstr("ignore is [1]"));
 }
 
 // Protects: broken, deep or huge JSON is an error.
@@ -267,7 +384,12 @@ TEST(ModelConfig, ForeignFolders) {
   std::filesystem::remove(dir + "/pytorch_model.bin");
   EXPECT_TRUE(read_config(dir).ok());
   std::ofstream(dir + "/hf_quant_config.json") << R"({"quantization":{"quant_algo":"NVFP4"}})";
-  EXPECT_THAT(std::string(read_config(dir).status().message()), HasSubstr("NVFP4"));
+  EXPECT_EQ(read_config(dir)->quantization.kinds, std::set{StoredKind::kNvfp4});
+  std::ofstream(dir + "/hf_quant_config.json") << R"({"quantization":{"quant_algo":"W4A8_AWQ"}})";
+  EXPECT_THAT(std::string(read_config(dir).status().message()), HasSubstr("W4A8_AWQ"));
+  std::filesystem::remove(dir + "/hf_quant_config.json");
+  std::ofstream(dir + "/quant_config.json") << R"({"w_bit":4})";
+  EXPECT_THAT(std::string(read_config(dir).status().message()), HasSubstr("w_bit 4"));
   EXPECT_TRUE(absl::IsNotFound(read_config(dir + "/none").status()));
   EXPECT_THAT(std::string(read_config(dir + "/x.gguf").status().message()), HasSubstr("GGUF is not read"));
 }

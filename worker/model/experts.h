@@ -1,0 +1,32 @@
+// A mixture of experts in place of an MLP: router, experts, and a shared expert behind a sigmoid gate.
+//
+// Every rank has all experts and a slice of each one's columns, so any world works and no row travels. The router is
+// replicated: every rank computes its logits whole and chooses the same experts.
+#pragma once
+
+#include "worker/model/blocks.h"
+
+namespace tensorfold {
+
+class ExpertsBlock {
+ public:
+  /// `prefix` like "layers.3.mlp". Reads `gate` (the router), the experts in any of three namings (one module each:
+  /// `experts.E.gate_proj`; stacked: `experts.gate_up_proj`; stacked by MLX: `switch_mlp.gate_proj`), and
+  /// `shared_expert` with `shared_expert_gate` where the configuration has one.
+  static absl::StatusOr<std::unique_ptr<ExpertsBlock>> load(LoadContext& load, const std::string& prefix);
+  /// residual += tree over slices of the sum, in ascending slot order, of weight * expert(x); x [rows, hidden] normed.
+  absl::Status add_to(PassContext& pass, int layer, Tensor x, Tensor residual) const;
+  /// What one row reads: its chosen experts, the shared one and the router.
+  WeightCost cost() const;
+
+ private:
+  Cut cut_;
+  int64_t count_ = 0;
+  int64_t chosen_ = 0;  // experts of a row, the shared one not counted
+  bool shared_ = false;
+  bool renormalise_ = false;
+  std::unique_ptr<Weight> router_;  // [experts, or one more: the shared expert's gate, hidden]
+  std::unique_ptr<ExpertWeights> experts_;
+};
+
+}  // namespace tensorfold
