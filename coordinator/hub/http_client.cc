@@ -92,7 +92,7 @@ class HttpClient::Impl {
       wait.error = error;
       done = true;
     });
-    while (!done) {
+    while (!done) {  // NOLINT(bugprone-infinite-loop): the handler sets it, inside run_one
       const Clock::time_point now = Clock::now();
       if (settings_.stop != nullptr && settings_.stop->load()) {
         wait.status = absl::CancelledError("stopped");
@@ -106,7 +106,7 @@ class HttpClient::Impl {
       if (!wait.status.ok()) {
         boost::system::error_code ignored;
         if (kept != nullptr) kept->socket().close(ignored);
-        while (!done) io_.run_one();
+        while (!done) io_.run_one();  // NOLINT(bugprone-infinite-loop)
         break;
       }
       io_.run_one_until(std::min({now + kSlice, until, settings_.deadline}));
@@ -259,7 +259,7 @@ class HttpClient::Impl {
     head.retry_after = field(fields, http::field::retry_after);
     const absl::StatusOr<bool> wanted = on_head(head);
     if (!wanted.ok() || !*wanted) {
-      const absl::Status status = wanted.status();
+      const absl::Status& status = wanted.status();
       const bool small = head.content_length.value_or(kDropBytes + 1) <= kDropBytes;
       if (!small || !read_body(stream, kept, url, parser, [](auto) { return absl::OkStatus(); }).ok()) return status;
       keep_ = parser.keep_alive();

@@ -17,16 +17,16 @@ namespace tensorfold {
 absl::Status cuda_status(cudaError_t error, const std::string& what) {
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();
-  std::string message = fmt::format("{}: {} ({})", what, cudaGetErrorName(error), cudaGetErrorString(error));
-  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(std::move(message));
-  return absl::InternalError(std::move(message));
+  const std::string message = fmt::format("{}: {} ({})", what, cudaGetErrorName(error), cudaGetErrorString(error));
+  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
+  return absl::InternalError(message);
 }
 
 absl::Status launch_status() {
-  std::string failure = cuda_failure();
+  const std::string failure = cuda_failure();
   if (failure.empty()) return absl::OkStatus();
   cudaGetLastError();
-  return absl::InternalError(std::move(failure));
+  return absl::InternalError(failure);
 }
 
 absl::Status wait_for_stream(cudaStream_t stream, Deadline deadline, const std::string& what) {

@@ -201,7 +201,7 @@ class NcclExchange : public DeviceExchange {
     std::string message = fmt::format("nccl: {}: {}", what, nccl().error_string(result));
     if (detail != nullptr && detail[0] != 0) message += fmt::format(" ({})", detail);
     if (result == ncclRemoteError) return absl::UnavailableError(message + "; peers: " + others());
-    return absl::InternalError(std::move(message));
+    return absl::InternalError(message);
   }
 
   absl::Status late(const char* what) const {

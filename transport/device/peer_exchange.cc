@@ -338,7 +338,7 @@ class PeerExchange : public DeviceExchange {
 
 absl::Status peers_reachable(std::span<const DeviceIdentity> ranks, int rank, int device,
                              const Communicator& communicator) {
-  auto refuse = [](std::string why) { return absl::FailedPreconditionError(std::move(why)); };
+  const auto refuse = [](const std::string& why) { return absl::FailedPreconditionError(why); };
   for (size_t a = 0; a < ranks.size(); ++a) {
     if (!same_host(ranks[a], ranks[0])) {
       return refuse(fmt::format("peer exchange: rank {} ({}) is on another host than rank 0 ({})", a,
