@@ -80,6 +80,16 @@ absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
   ops_.begin_pass();
   deadline_ = deadline_for(plan.rows());
   if (absl::Status status = sum_->begin_pass(deadline_); !status.ok()) return status;
+  absl::StatusOr<LocalResult> result = run_begun(plan);
+  // Whatever came of it, what began ends: a deadline left behind would strike while the rank is idle. A failed exchange
+  // or device is the cause of whatever else went wrong after it.
+  const std::string failure = ops_.finish_pass();
+  if (absl::Status exchanged = sum_->finish_pass(); !exchanged.ok()) return exchanged;
+  if (!failure.empty()) return absl::InternalError(failure);
+  return result;
+}
+
+absl::StatusOr<LocalResult> PassRunner::run_begun(const PassPlan& plan) {
   if (!prepared_ && options_.prepare_context > 0) {
     if (absl::Status status = prepare(); !status.ok()) return status;
     ops_.begin_pass();
@@ -118,12 +128,7 @@ absl::StatusOr<LocalResult> PassRunner::run(const PassPlan& plan) {
     item.accepted = sequence.accepted;
   }
   if (work.empty()) return result;
-  absl::Status status = compute(work, &result);
-  // A failed exchange or device is the cause of whatever else went wrong after it.
-  const std::string failure = ops_.finish_pass();
-  if (absl::Status exchanged = sum_->finish_pass(); !exchanged.ok()) return exchanged;
-  if (!failure.empty()) return absl::InternalError(failure);
-  if (!status.ok()) return status;
+  if (absl::Status status = compute(work, &result); !status.ok()) return status;
   for (const Work& item : work) {
     result.drafts.emplace_back(item.tokens.begin() + static_cast<std::ptrdiff_t>(item.plan->tokens.size()),
                                item.tokens.end());

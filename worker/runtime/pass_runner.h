@@ -64,6 +64,7 @@ class PassRunner {
 
   PassRunner(Ops& ops, Model& model, const RunnerOptions& options);
   absl::Status draft(std::vector<Work>& work);
+  absl::StatusOr<LocalResult> run_begun(const PassPlan& plan);
   absl::Status prepare();
   absl::Status compute(std::vector<Work>& work, LocalResult* result);
   absl::StatusOr<std::vector<int32_t>> best_tokens(Tensor hidden);
