@@ -32,15 +32,6 @@ enum class CudaWeightKind : uint8_t { kBf16, kAffine4, kAffine8 };
 inline constexpr int kTileRows = 16;
 inline constexpr int kStageColumns = 64;
 
-/// With this on, 4-bit codes become numbers without a shift for every other pair: as the lowest bits of a bf16 a code q
-/// is q 2^-133 (or 16 q 2^-133), a product with a power of two makes it q / 64, and scales are stored times 64. All
-/// exact, so the values are the same; it relies on the bf16 unit to keep subnormal numbers, as PTX says it does.
-#ifdef TENSORFOLD_SUBNORMAL_CODES
-inline constexpr bool kSubnormalCodes = true;
-#else
-inline constexpr bool kSubnormalCodes = false;
-#endif
-
 /// Bytes of a stage of a tile.
 __host__ __device__ constexpr int stage_bytes(CudaWeightKind kind, int sets) {
   if (kind == CudaWeightKind::kBf16) return 2048;

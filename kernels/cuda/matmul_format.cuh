@@ -28,19 +28,10 @@ __device__ __forceinline__ Bf16x2 high_twice(uint32_t v) { return __byte_perm(v,
 
 /// Eight 4-bit codes to eight values. 0x4300 | q is 128 + q in bf16, the subtraction is exact, and the fma rounds once.
 __device__ __forceinline__ void values_of_codes4(uint32_t codes, Bf16x2 scale, Bf16x2 bias, Bf16x2 (&out)[4]) {
-  if constexpr (kSubnormalCodes) {
-    const uint32_t high = codes >> 8;
-    constexpr Bf16x2 kUp127 = 0x7f007f00, kUp123 = 0x7d007d00, kMinusZero = 0x80008000;  // 2^127, 2^123
-    out[0] = fma_bf16x2(fma_bf16x2(codes & 0x000f000fu, kUp127, kMinusZero), scale, bias);
-    out[1] = fma_bf16x2(fma_bf16x2(codes & 0x00f000f0u, kUp123, kMinusZero), scale, bias);
-    out[2] = fma_bf16x2(fma_bf16x2(high & 0x000f000fu, kUp127, kMinusZero), scale, bias);
-    out[3] = fma_bf16x2(fma_bf16x2(high & 0x00f000f0u, kUp123, kMinusZero), scale, bias);
-  } else {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const Bf16x2 raised = and_or(codes >> (4 * j), 0x000f000fu, 0x43004300u);
-      out[j] = fma_bf16x2(fma_bf16x2(raised, kBf16One, 0xc300c300u), scale, bias);
-    }
+  for (int j = 0; j < 4; ++j) {
+    const Bf16x2 raised = and_or(codes >> (4 * j), 0x000f000fu, 0x43004300u);
+    out[j] = fma_bf16x2(fma_bf16x2(raised, kBf16One, 0xc300c300u), scale, bias);
   }
 }
 

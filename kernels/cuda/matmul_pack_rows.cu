@@ -58,12 +58,7 @@ void stage_affine_row(const MatrixSource& s, int64_t row, PackFormat format, int
   const int64_t set_columns = kStageColumns / format.sets;
   for (int64_t e = 0; e < stages * format.sets && e * set_columns < s.cols; ++e) {
     const int64_t group = e * set_columns / s.group;
-    if (kSubnormalCodes && format.kind == CudaWeightKind::kAffine4) {
-      const uint16_t scale = bf16_of_float(64.0f * element(row_scales, WeightFormat::kBf16, group));
-      std::memcpy(scales + 4 * e, &scale, 2);
-    } else {
-      std::memcpy(scales + 4 * e, row_scales + 2 * group, 2);
-    }
+    std::memcpy(scales + 4 * e, row_scales + 2 * group, 2);
     std::memcpy(scales + 4 * e + 2, row_biases + 2 * group, 2);
   }
 }

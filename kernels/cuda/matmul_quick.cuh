@@ -11,8 +11,6 @@
 
 namespace tensorfold {
 
-static_assert(!kSubnormalCodes, "scales are stored as they are");
-
 struct QuickScale {
   Bf16x2 low, high, bias;  // scale 2^133, scale 2^129, each twice
 };

@@ -241,8 +241,7 @@ TEST(MatmulLayout, PackedPiecesAreWhereKernelsLook) {
           }
           uint16_t scale[2];
           std::memcpy(scale, stage + scale_offset(packed.kind, packed.sets, packed.sets == 2 ? half : 0, g, upper), 4);
-          const double stored = kSubnormalCodes && packed.kind == CudaWeightKind::kAffine4 ? 1.0 / 64 : 1.0;
-          value = bf16_bits(stored * bf16_value(scale[0]) * code + bf16_value(scale[1]));
+          value = bf16_bits(static_cast<double>(bf16_value(scale[0])) * code + bf16_value(scale[1]));
         }
         ASSERT_EQ(value, col < cols ? m.values[row * cols + col] : 0)
             << format.name() << " row " << row << " column " << col;
