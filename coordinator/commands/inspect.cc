@@ -91,12 +91,10 @@ absl::Status run_inspect(const InspectFlags& flags) {
       const absl::StatusOr<ModelShape> shape = model_shape(config, {world, rank});
       if (!shape.ok()) return shape.status();
       const int64_t pages = (context + kPageTokens - 1) / kPageTokens * flags.sequences;
-      const int64_t kv = pages * kPageTokens * shape->kv_layers * shape->kv_heads * shape->head_dim * 2 * 4;
+      const int64_t kv = pages * kPageTokens * shape->kv_layers * shape->kv_heads * shape->head_dim * 2 * 4 +
+                         shape->row_page_bytes() * pages;
       int64_t states = 0;
-      for (const DeltaNetShape& layer : shape->recurrent) {
-        states += layer.v_heads * layer.dk * layer.dv * 4 + layer.channels() * (layer.conv_kernel - 1) * 4 +
-                  layer.max_window * (layer.channels() + 2 * layer.v_heads) * 4;
-      }
+      for (const StateShape& layer : shape->recurrent) states += state_bytes(layer);
       states *= flags.sequences;
       const int64_t weights = rank_weight_bytes(*facts, *shape);
       std::cout << fmt::format("{:>6} {:>5} {:>12} {:>12} {:>12} {:>12}\n", world, rank, human_bytes(weights),

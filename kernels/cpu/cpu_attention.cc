@@ -32,6 +32,29 @@ CpuKvCache::CpuKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t 
   kernel_check(head_dim % 8 == 0, "kv cache: head_dim must be a multiple of 8");
 }
 
+void CpuKvCache::copy_page(int32_t from, int32_t to) {
+  const size_t bytes = static_cast<size_t>(page_floats()) * sizeof(float);
+  for (int64_t i = 0; i < layers_; ++i) {
+    std::memcpy(layer(i) + to * page_floats(), layer(i) + from * page_floats(), bytes);
+  }
+}
+
+void CpuKvCache::save_page(int32_t page, std::span<std::byte> into) const {
+  kernel_check(static_cast<int64_t>(into.size()) == page_bytes(), "kv cache: save into another size");
+  const size_t bytes = static_cast<size_t>(page_floats()) * sizeof(float);
+  for (int64_t i = 0; i < layers_; ++i) {
+    std::memcpy(into.data() + static_cast<size_t>(i) * bytes, layer(i) + page * page_floats(), bytes);
+  }
+}
+
+void CpuKvCache::load_page(int32_t page, std::span<const std::byte> from) {
+  kernel_check(static_cast<int64_t>(from.size()) == page_bytes(), "kv cache: load of another size");
+  const size_t bytes = static_cast<size_t>(page_floats()) * sizeof(float);
+  for (int64_t i = 0; i < layers_; ++i) {
+    std::memcpy(layer(i) + page * page_floats(), from.data() + static_cast<size_t>(i) * bytes, bytes);
+  }
+}
+
 std::unique_ptr<KvCache> CpuOps::make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) {
   return std::make_unique<CpuKvCache>(layers, pages, kv_heads, head_dim);
 }

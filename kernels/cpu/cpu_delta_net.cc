@@ -35,8 +35,29 @@ void CpuRecurrentState::reset() {
   kept = 0;
 }
 
-std::unique_ptr<RecurrentState> CpuOps::make_recurrent_state(const DeltaNetShape& shape) {
-  return std::make_unique<CpuRecurrentState>(shape);
+void CpuRecurrentState::copy_from(const RecurrentState& other) {
+  const auto& from = static_cast<const CpuRecurrentState&>(other);
+  kernel_check(from.memory_.size() == memory_.size(), "delta net: copy of a state of another shape");
+  std::memcpy(memory_.data(), from.memory_.data(), static_cast<size_t>(memory_.size()));
+  kept = from.kept;
+}
+
+void CpuRecurrentState::save(std::span<std::byte> into) const {
+  kernel_check(static_cast<int64_t>(into.size()) == bytes(), "delta net: save into another size");
+  std::memcpy(into.data(), &kept, sizeof(kept));
+  std::memcpy(into.data() + sizeof(kept), memory_.data(), static_cast<size_t>(memory_.size()));
+}
+
+void CpuRecurrentState::load(std::span<const std::byte> from) {
+  kernel_check(static_cast<int64_t>(from.size()) == bytes(), "delta net: load of another size");
+  std::memcpy(&kept, from.data(), sizeof(kept));
+  kernel_check(kept >= 0 && kept <= max_window_, "delta net: load of a state that keeps more rows than a window has");
+  std::memcpy(memory_.data(), from.data() + sizeof(kept), static_cast<size_t>(memory_.size()));
+}
+
+std::unique_ptr<RecurrentState> CpuOps::make_recurrent_state(const StateShape& shape) {
+  return std::visit(
+      [](const auto& s) -> std::unique_ptr<RecurrentState> { return std::make_unique<CpuRecurrentState>(s); }, shape);
 }
 
 // One pass's rows, group after group: first the group's replayed rows, then its own.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,10 @@ class CpuKvCache : public KvCache {
  public:
   CpuKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim);
   int64_t bytes() const override { return memory_.size(); }
+  int64_t page_bytes() const override { return layers_ * page_floats() * static_cast<int64_t>(sizeof(float)); }
+  void copy_page(int32_t from, int32_t to) override;
+  void save_page(int32_t page, std::span<std::byte> into) const override;
+  void load_page(int32_t page, std::span<const std::byte> from) override;
   float* layer(int64_t index) { return memory_.floats() + index * pages_ * page_floats(); }
   const float* layer(int64_t index) const { return memory_.floats() + index * pages_ * page_floats(); }
   int64_t layers() const { return layers_; }
@@ -36,11 +41,47 @@ class CpuKvCache : public KvCache {
   MemoryBlock memory_;
 };
 
+// [layer][page][kPageTokens / tokens][width], fp32.
+class CpuRowCache : public RowCache {
+ public:
+  CpuRowCache(std::span<const RowCacheLayer> layers, int64_t pages);
+  int64_t bytes() const override { return memory_.size(); }
+  int64_t page_bytes() const override;
+  void copy_page(int32_t from, int32_t to) override;
+  void save_page(int32_t page, std::span<std::byte> into) const override;
+  void load_page(int32_t page, std::span<const std::byte> from) override;
+  int64_t pages() const { return pages_; }
+  int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
+  const RowCacheLayer& shape(int64_t layer) const { return layers_[static_cast<size_t>(layer)]; }
+  int64_t page_floats(int64_t layer) const { return kPageTokens / shape(layer).tokens * shape(layer).width; }
+  // The row that holds `position`: [width].
+  float* row(int64_t layer, std::span<const int32_t> table, int64_t position) {
+    return memory_.floats() + offset(layer, table, position);
+  }
+  const float* row(int64_t layer, std::span<const int32_t> table, int64_t position) const {
+    return memory_.floats() + offset(layer, table, position);
+  }
+
+ private:
+  int64_t offset(int64_t layer, std::span<const int32_t> table, int64_t position) const {
+    return starts_[static_cast<size_t>(layer)] +
+           table[static_cast<size_t>(position / kPageTokens)] * page_floats(layer) +
+           position % kPageTokens / shape(layer).tokens * shape(layer).width;
+  }
+  std::vector<RowCacheLayer> layers_;
+  std::vector<int64_t> starts_;  // of each layer, floats
+  int64_t pages_;
+  MemoryBlock memory_;
+};
+
 class CpuRecurrentState : public RecurrentState {
  public:
   explicit CpuRecurrentState(const DeltaNetShape& shape);
-  int64_t bytes() const override { return memory_.size(); }
+  int64_t bytes() const override { return memory_.size() + static_cast<int64_t>(sizeof(int64_t)); }
   void reset() override;
+  void copy_from(const RecurrentState& other) override;
+  void save(std::span<std::byte> into) const override;
+  void load(std::span<const std::byte> from) override;
 
   int64_t value_stride() const { return round_up(dv_, 16); }
   int64_t head_floats() const { return dk_ * value_stride(); }
@@ -94,7 +135,10 @@ class CpuOps : public Ops {
   void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) override;
 
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override;
-  std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) override;
+  std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override;
+  bool supports_row_caches() const override { return true; }
+  std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override;
+  void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;
   void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override;
   void attention(const KvCache& cache, int64_t layer, const AttentionArgs& args) override;
   void delta_net(const DeltaNetArgs& args) override;

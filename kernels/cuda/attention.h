@@ -18,9 +18,9 @@ enum class CudaKvFormat : uint8_t {
 class CudaKvCache : public KvCache {
  public:
   /// All zeros. Null with cuda_failure() set if the device has no memory left, or if head_dim is not a multiple of 16
-  /// up to 256; heads are stored with 32, 64, 128 or 256 values, the next above.
+  /// up to 256; heads are stored with 32, 64, 128 or 256 values, the next above. `stream` orders copies of pages.
   static std::unique_ptr<CudaKvCache> create(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim,
-                                             CudaKvFormat format);
+                                             CudaKvFormat format, cudaStream_t stream = nullptr);
   virtual int64_t layers() const = 0;
   virtual int64_t pages() const = 0;
   virtual int64_t kv_heads() const = 0;

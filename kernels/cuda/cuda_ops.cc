@@ -341,11 +341,11 @@ class CudaOps : public Ops, public CudaStreamOps {
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override {
     use_device();
     return CudaKvCache::create(layers, pages, kv_heads, head_dim,
-                               options_.kv_format == "fp8" ? CudaKvFormat::kFp8 : CudaKvFormat::kBf16);
+                               options_.kv_format == "fp8" ? CudaKvFormat::kFp8 : CudaKvFormat::kBf16, stream_);
   }
-  std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) override {
+  std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override {
     use_device();
-    return CudaRecurrentState::create(shape, stream_);
+    return CudaRecurrentState::create(std::get<DeltaNetShape>(shape), stream_);
   }
   void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override {
     flush();

@@ -287,6 +287,24 @@ class State : public CudaRecurrentState {
   void reset() override {
     cuda_ok(cudaMemsetAsync(memory_, 0, static_cast<size_t>(bytes_), stream_), "reset of a recurrent state");
   }
+  void copy_from(const RecurrentState& other) override {
+    const auto& from = static_cast<const State&>(other);
+    kernel_check(from.bytes_ == bytes_, "delta net: copy of a state of another shape");
+    cuda_ok(cudaMemcpyAsync(memory_, from.memory_, static_cast<size_t>(bytes_), cudaMemcpyDeviceToDevice, stream_),
+            "copy of a recurrent state");
+  }
+  void save(std::span<std::byte> into) const override {
+    kernel_check(static_cast<int64_t>(into.size()) == bytes_, "delta net: save into another size");
+    cuda_ok(cudaMemcpyAsync(into.data(), memory_, into.size(), cudaMemcpyDeviceToHost, stream_),
+            "save of a recurrent state");
+    cuda_ok(cudaStreamSynchronize(stream_), "save of a recurrent state");
+  }
+  void load(std::span<const std::byte> from) override {
+    kernel_check(static_cast<int64_t>(from.size()) == bytes_, "delta net: load of another size");
+    cuda_ok(cudaMemcpyAsync(memory_, from.data(), from.size(), cudaMemcpyHostToDevice, stream_),
+            "load of a recurrent state");
+    cuda_ok(cudaStreamSynchronize(stream_), "load of a recurrent state");
+  }
   float* data() const override { return memory_; }
 
  private:

@@ -14,6 +14,7 @@
 #include "kernels/cuda/attention_mma.cuh"
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/numerics/check.h"
 
 namespace tensorfold {
 namespace {
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kWarps * 32) qkv_kernel(const __grid_constant_
 }  // namespace
 
 std::unique_ptr<CudaKvCache> CudaKvCache::create(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim,
-                                                 CudaKvFormat format) {
+                                                 CudaKvFormat format, cudaStream_t stream) {
   if (padded_head_dim(head_dim) == 0) {
     const std::string what =
         "attention needs a head dimension that is a multiple of 16 and at most 256, not " + std::to_string(head_dim);
@@ -181,18 +182,20 @@ std::unique_ptr<CudaKvCache> CudaKvCache::create(int64_t layers, int64_t pages, 
     cuda_ok(cudaErrorInvalidValue, what.c_str());
     return nullptr;
   }
-  auto cache = std::make_unique<PagedKvCache>(layers, pages, kv_heads, head_dim, format);
+  auto cache = std::make_unique<PagedKvCache>(layers, pages, kv_heads, head_dim, format, stream);
   if (!cache->allocate()) return nullptr;
   return cache;
 }
 
-PagedKvCache::PagedKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim, CudaKvFormat format)
+PagedKvCache::PagedKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim, CudaKvFormat format,
+                           cudaStream_t stream)
     : layers_(layers),
       pages_(pages),
       kv_heads_(kv_heads),
       head_dim_(head_dim),
       padded_dim_(padded_head_dim(head_dim)),
-      format_(format) {}
+      format_(format),
+      stream_(stream) {}
 
 PagedKvCache::~PagedKvCache() {
   cudaFree(data_);
@@ -210,6 +213,48 @@ bool PagedKvCache::allocate() {
   }
   // The caller's streams do not wait for the default stream, on which the memory is cleared.
   return cuda_ok(cudaStreamSynchronize(nullptr), what.c_str());
+}
+
+void PagedKvCache::copy_page(int32_t from, int32_t to) {
+  const auto copy = [&](char* base, int64_t page) {
+    const size_t pitch = static_cast<size_t>(page * pages_), width = static_cast<size_t>(page);
+    cuda_ok(cudaMemcpy2DAsync(base + to * page, pitch, base + from * page, pitch, width, static_cast<size_t>(layers_),
+                              cudaMemcpyDeviceToDevice, stream_),
+            "copy of a key/value page");
+  };
+  copy(data_, page_payload());
+  if (fp8()) copy(reinterpret_cast<char*>(scales_), page_scales());
+}
+
+// All layers' payload, then all layers' scales.
+void PagedKvCache::save_page(int32_t page, std::span<std::byte> into) const {
+  kernel_check(static_cast<int64_t>(into.size()) == page_bytes(), "kv cache: save into another size");
+  std::byte* to = into.data();
+  const auto save = [&](const char* base, int64_t bytes) {
+    const size_t width = static_cast<size_t>(bytes), rows = static_cast<size_t>(layers_);
+    cuda_ok(cudaMemcpy2DAsync(to, width, base + page * bytes, static_cast<size_t>(bytes * pages_), width, rows,
+                              cudaMemcpyDeviceToHost, stream_),
+            "save of a key/value page");
+    to += width * rows;
+  };
+  save(data_, page_payload());
+  if (fp8()) save(reinterpret_cast<const char*>(scales_), page_scales());
+  cuda_ok(cudaStreamSynchronize(stream_), "save of a key/value page");
+}
+
+void PagedKvCache::load_page(int32_t page, std::span<const std::byte> from) {
+  kernel_check(static_cast<int64_t>(from.size()) == page_bytes(), "kv cache: load of another size");
+  const std::byte* at = from.data();
+  const auto load = [&](char* base, int64_t bytes) {
+    const size_t width = static_cast<size_t>(bytes), rows = static_cast<size_t>(layers_);
+    cuda_ok(cudaMemcpy2DAsync(base + page * bytes, static_cast<size_t>(bytes * pages_), at, width, width, rows,
+                              cudaMemcpyHostToDevice, stream_),
+            "load of a key/value page");
+    at += width * rows;
+  };
+  load(data_, page_payload());
+  if (fp8()) load(reinterpret_cast<char*>(scales_), page_scales());
+  cuda_ok(cudaStreamSynchronize(stream_), "load of a key/value page");
 }
 
 void cuda_qkv(cudaStream_t stream, CudaKvCache& kv_cache, int64_t layer, const DeviceRows& rows,

@@ -11,7 +11,8 @@ namespace tensorfold {
 /// zero-padded dimension multiplies by zero is zero.
 class PagedKvCache final : public CudaKvCache {
  public:
-  PagedKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim, CudaKvFormat format);
+  PagedKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim, CudaKvFormat format,
+               cudaStream_t stream);
   ~PagedKvCache() override;
   PagedKvCache(const PagedKvCache&) = delete;
   PagedKvCache& operator=(const PagedKvCache&) = delete;
@@ -19,6 +20,10 @@ class PagedKvCache final : public CudaKvCache {
   bool allocate();
 
   int64_t bytes() const override { return payload_bytes() + scale_floats() * static_cast<int64_t>(sizeof(float)); }
+  int64_t page_bytes() const override { return bytes() / pages_; }
+  void copy_page(int32_t from, int32_t to) override;
+  void save_page(int32_t page, std::span<std::byte> into) const override;
+  void load_page(int32_t page, std::span<const std::byte> from) override;
   int64_t layers() const override { return layers_; }
   int64_t pages() const override { return pages_; }
   int64_t kv_heads() const override { return kv_heads_; }
@@ -33,6 +38,8 @@ class PagedKvCache final : public CudaKvCache {
   }
 
  private:
+  int64_t page_payload() const { return payload_bytes() / layers_ / pages_; }  // bytes in one layer
+  int64_t page_scales() const { return scale_floats() / layers_ / pages_ * 4; }
   int64_t blocks() const { return layers_ * pages_ * kv_heads_ * 2; }
   int64_t payload_bytes() const { return blocks() * kPageTokens * padded_dim_ * (fp8() ? 1 : 2); }
   int64_t scale_floats() const { return fp8() ? blocks() * kPageTokens : 0; }
@@ -43,6 +50,7 @@ class PagedKvCache final : public CudaKvCache {
   int64_t head_dim_;
   int padded_dim_;
   CudaKvFormat format_;
+  cudaStream_t stream_;
   char* data_ = nullptr;
   float* scales_ = nullptr;
 };

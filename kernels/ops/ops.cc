@@ -78,6 +78,16 @@ void Ops::route(const RouteArgs&) { kernel_check(false, "route: this backend has
 
 void Ops::experts(const ExpertsArgs&) { kernel_check(false, "experts: this backend has no experts"); }
 
+// Likewise for supports_row_caches().
+std::unique_ptr<RowCache> Ops::make_row_cache(std::span<const RowCacheLayer>, int64_t) {
+  kernel_check(false, "make_row_cache: this backend has no row caches");
+  return nullptr;
+}
+
+void Ops::row_write(RowCache&, int64_t, Tensor, const RowBatch&) {
+  kernel_check(false, "row_write: this backend has no row caches");
+}
+
 void Ops::qkv(KvCache& cache, int64_t layer, const QkvArgs& args) {
   if (args.q_norm != nullptr) rms_norm(args.q, args.heads, *args.q_norm, args.eps, args.q);
   if (args.k_norm != nullptr) rms_norm(args.k, args.kv_heads, *args.k_norm, args.eps, args.k);

@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "kernels/numerics/tree.h"
@@ -134,22 +135,52 @@ class Vector {
   virtual int64_t size() const = 0;
 };
 
-/// Keys and values of all pages and attention layers that a rank holds. Layout is the backend's own.
-class KvCache {
+/// Memory that holds something for each token, in pages of kPageTokens tokens that page tables name. A page's bytes are
+/// the same wherever it lies, so that pages may be shared, copied, put away and brought back.
+class PagedMemory {
  public:
-  virtual ~KvCache() = default;
+  virtual ~PagedMemory() = default;
   virtual int64_t bytes() const = 0;
+  /// Bytes of one page in all layers, as save_page() gives them.
+  virtual int64_t page_bytes() const = 0;
+  /// In the order of the operations before and after it.
+  virtual void copy_page(int32_t from, int32_t to) = 0;
+  /// `into` and `from` have page_bytes(); these wait for the device.
+  virtual void save_page(int32_t page, std::span<std::byte> into) const = 0;
+  virtual void load_page(int32_t page, std::span<const std::byte> from) = 0;
 };
 
-/// Recurrent state of one sequence in one gated-delta-net layer: the convolution's last rows and S [v_heads, dk, dv] as
-/// of the committed position, and the inputs of the last window's tentative rows, so that a later pass can commit any
-/// number of them by repeating the very same steps.
+/// Keys and values of all pages and attention layers that a rank holds. Layout is the backend's own.
+class KvCache : public PagedMemory {};
+
+/// One layer of a RowCache: a row of `width` fp32 values for every `tokens` consecutive tokens (a divisor of
+/// kPageTokens): a latent, an indexer's key, or what several tokens were pooled into.
+struct RowCacheLayer {
+  int64_t width = 0;
+  int64_t tokens = 1;
+  bool operator==(const RowCacheLayer&) const = default;
+};
+
+/// Rows of other things than keys and values, by absolute position, in the pages of the same page tables. A row that
+/// stands for several tokens is written whenever its last token is computed: what rejected drafts left there is written
+/// again before anybody may read it.
+class RowCache : public PagedMemory {};
+
+/// What lasts of one sequence in one recurrent layer, and has no place per token: the state as of the committed
+/// position, and the inputs of the last window's tentative rows, so that a later pass can commit any number of them by
+/// repeating the very same steps.
 class RecurrentState {
  public:
   virtual ~RecurrentState() = default;
   virtual int64_t bytes() const = 0;
   /// Back to the state before any token.
   virtual void reset() = 0;
+  /// A copy of all of it, kept inputs included; `other` is of the same shape and backend.
+  virtual void copy_from(const RecurrentState& other) = 0;
+  /// `into` and `from` have bytes(); what save() gave on one rank load() takes on a rank with the same share. These
+  /// wait for the device.
+  virtual void save(std::span<std::byte> into) const = 0;
+  virtual void load(std::span<const std::byte> from) = 0;
 };
 
 /// Tokens in a KV page. Attention visits keys in blocks of 16 at absolute positions, inside splits of 512.
@@ -201,7 +232,18 @@ struct DeltaNetShape {
   int64_t max_window = 16;  // most tentative rows a pass may have
   std::vector<int32_t> k_head_of;
   int64_t channels() const { return 2 * k_heads * dk + v_heads * dv; }
+  /// Values that a sequence's state holds, about: what the memory plan counts.
+  int64_t state_values() const {
+    return v_heads * dk * dv + channels() * (conv_kernel - 1) + max_window * (channels() + 2 * v_heads);
+  }
 };
+
+/// The kinds of recurrent layers.
+using StateShape = std::variant<DeltaNetShape>;
+/// Bytes of one sequence's state in such a layer, as the memory plan counts them.
+inline int64_t state_bytes(const StateShape& shape) {
+  return std::visit([](const auto& s) { return s.state_values() * static_cast<int64_t>(sizeof(float)); }, shape);
+}
 
 struct DeltaNetArgs {
   const DeltaNetShape* shape = nullptr;
@@ -415,7 +457,12 @@ class Ops {
 
   // State. --------------------------------------------------------------------------------------------------------
   virtual std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) = 0;
-  virtual std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) = 0;
+  virtual std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) = 0;
+  /// Whether row caches are there; a model that wants one is refused at load where they are not.
+  virtual bool supports_row_caches() const { return false; }
+  virtual std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages);
+  /// Writes `values` [rows, width] at their rows' positions; for layers with a row a token.
+  virtual void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows);
   /// Writes k and v [rows, kv_heads * head_dim] at their rows' positions.
   virtual void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) = 0;
   /// Norms, rope and kv_write of an attention layer.

@@ -101,8 +101,15 @@ class NegativeControl : public Ops {
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override {
     return inner_->make_kv_cache(layers, pages, kv_heads, head_dim);
   }
-  std::unique_ptr<RecurrentState> make_recurrent_state(const DeltaNetShape& shape) override {
+  std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override {
     return inner_->make_recurrent_state(shape);
+  }
+  bool supports_row_caches() const override { return inner_->supports_row_caches(); }
+  std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override {
+    return inner_->make_row_cache(layers, pages);
+  }
+  void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override {
+    inner_->row_write(cache, layer, values, rows);
   }
   void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override {
     inner_->kv_write(cache, layer, k, v, rows);

@@ -60,6 +60,12 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
   }
   absl::StatusOr<ModelShape> shape = family->shape(config, shard);
   if (!shape.ok()) return shape.status();
+  if (!shape->row_layers.empty() && !ops.supports_row_caches()) {
+    return absl::UnimplementedError(fmt::format(
+        "model_type {} keeps rows beside keys and values (latents, indexer keys), which backend {} does not "
+        "compute: run it with backend cpu",
+        config.model_type, ops.fingerprint_name()));
+  }
   LoadContext load = {config, reader, ops, shard};
   return family->load(load, *shape);
 }

@@ -48,13 +48,22 @@ struct ModelShape {
   int64_t head_dim = 0;
   int64_t first_vocab_id = 0;
   int64_t local_vocab = 0;
-  std::vector<DeltaNetShape> recurrent;  // one per recurrent layer
+  std::vector<RowCacheLayer> row_layers;  // per-token rows beside keys and values, the MTP layer's included
+  std::vector<StateShape> recurrent;      // one per recurrent layer
+
+  /// Bytes of one page of the row layers.
+  int64_t row_page_bytes() const {
+    int64_t values = 0;
+    for (const RowCacheLayer& layer : row_layers) values += kPageTokens / layer.tokens * layer.width;
+    return values * static_cast<int64_t>(sizeof(float));
+  }
 };
 
 /// Everything one pass needs besides weights. Lives for the pass.
 struct PassContext {
   Ops* ops = nullptr;
   KvCache* kv = nullptr;
+  RowCache* row_cache = nullptr;  // null where the shape has no row layers
   SliceSum* sum = nullptr;
   Trace* trace = nullptr;  // null unless the differential tester looks
   RowBatch rows;

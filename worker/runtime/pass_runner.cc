@@ -29,6 +29,7 @@ absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& 
   }
   std::unique_ptr<PassRunner> runner(new PassRunner(ops, model, options));
   runner->kv_ = ops.make_kv_cache(shape.kv_layers, options.pages, shape.kv_heads, shape.head_dim);
+  if (!shape.row_layers.empty()) runner->row_cache_ = ops.make_row_cache(shape.row_layers, options.pages);
   runner->reset();
   return runner;
 }
@@ -59,6 +60,7 @@ PassContext PassRunner::context() {
   PassContext pass;
   pass.ops = &ops_;
   pass.kv = kv_.get();
+  pass.row_cache = row_cache_.get();
   pass.sum = sum_.get();
   return pass;
 }

@@ -56,7 +56,7 @@ class PassRunner {
   /// Row = pair index.
   const std::vector<RowReport>& mtp_rows() const { return mtp_rows_; }
 
-  int64_t kv_bytes() const { return kv_->bytes(); }
+  int64_t kv_bytes() const { return kv_->bytes() + (row_cache_ == nullptr ? 0 : row_cache_->bytes()); }
   int64_t state_bytes() const { return slots_->state_bytes(); }
 
  private:
@@ -83,6 +83,7 @@ class PassRunner {
   Communicator* communicator_ = nullptr;
   std::unique_ptr<WorldSum> sum_;
   std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<RowCache> row_cache_;  // null where the model has no row layers
   std::unique_ptr<SlotTable> slots_;
   bool prepared_ = false;
   Trace* trace_ = nullptr;

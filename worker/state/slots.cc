@@ -25,7 +25,7 @@ void SlotTable::start(Slot& slot) {
   slot.kept_rows = 0;
   slot.kept_tokens.clear();
   if (slot.recurrent.empty()) {
-    for (const DeltaNetShape& shape : shape_.recurrent) slot.recurrent.push_back(ops_.make_recurrent_state(shape));
+    for (const StateShape& shape : shape_.recurrent) slot.recurrent.push_back(ops_.make_recurrent_state(shape));
   }
   for (const std::unique_ptr<RecurrentState>& state : slot.recurrent) state->reset();
   if (shape_.has_mtp && slot.kept_hidden.data == nullptr) slot.kept_hidden = ops_.persistent(kMaxWindow, shape_.hidden);

@@ -19,12 +19,13 @@ namespace {
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr std::chrono::seconds kConnectTimeout{15};
 
-// Bytes of keys and values of one page on a rank.
+// Bytes of keys, values and other rows of one page on a rank.
 int64_t page_bytes(const Profile& profile, const ModelShape& shape) {
   const std::string format = profile.kv_format();
   const int64_t vectors = kPageTokens * shape.kv_layers * shape.kv_heads * 2;
-  if (format == "fp8") return vectors * (shape.head_dim + 4);  // and a scale
-  return vectors * shape.head_dim * (format == "bf16" ? 2 : 4);
+  const int64_t rows = shape.row_page_bytes();
+  if (format == "fp8") return rows + vectors * (shape.head_dim + 4);  // and a scale
+  return rows + vectors * shape.head_dim * (format == "bf16" ? 2 : 4);
 }
 
 // All ranks need the same pages; rank 0 owns the most heads, so its bytes decide.
@@ -55,10 +56,7 @@ int64_t available_memory(Ops& ops) {
 
 int64_t state_bytes(const ModelShape& shape, int sequences) {
   int64_t bytes = 0;
-  for (const DeltaNetShape& layer : shape.recurrent) {
-    bytes += 4 * (layer.v_heads * layer.dk * layer.dv + layer.channels() * (layer.conv_kernel - 1) +
-                  layer.max_window * (layer.channels() + 2 * layer.v_heads));
-  }
+  for (const StateShape& layer : shape.recurrent) bytes += tensorfold::state_bytes(layer);
   return bytes * sequences;
 }
 

@@ -139,7 +139,7 @@ TEST(Slicing, ShapesOfAllRanksAreTheModel) {
         EXPECT_EQ(shape->recurrent.size(), static_cast<size_t>(config->count(LayerKind::kLinearAttention)));
         EXPECT_EQ(shape->kv_layers, config->count(LayerKind::kFullAttention) + (shape->has_mtp ? 1 : 0));
         if (shape->recurrent.empty()) continue;
-        const DeltaNetShape& linear = shape->recurrent[0];
+        const DeltaNetShape& linear = std::get<DeltaNetShape>(shape->recurrent[0]);
         const int64_t group = config->linear.value_heads / config->linear.key_heads;
         ASSERT_EQ(linear.k_head_of.size(), static_cast<size_t>(linear.v_heads));
         const int64_t first_k = v_heads / group;
