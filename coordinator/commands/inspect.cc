@@ -34,15 +34,15 @@ std::string human_bytes(int64_t bytes) {
 
 // The part of the weights that rank `rank` of `world` holds, from the slices of each dimension.
 int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
-  const auto share = [&](const char* kind, double part) {
-    const auto found = facts.memory_by_kind.find(kind);
-    return found == facts.memory_by_kind.end() ? 0.0 : static_cast<double>(found->second) * part;
-  };
   // The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
   // vocabulary, the finest cut.
   const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
-  double bytes = share("embedding", 1.0) + share("norms", 1.0) + share("mtp", part) + share("head", part) +
-                 share("attention", part) + share("delta_net", part) + share("mlp", part);
+  double bytes = 0;
+  for (const auto& [kind, whole] : facts.memory_by_kind) {
+    if (kind == "vision" || kind == "skipped") continue;
+    const bool replicated = kind == "embedding" || kind == "norms" || kind == "router";
+    bytes += static_cast<double>(whole) * (replicated ? 1.0 : part);
+  }
   return static_cast<int64_t>(bytes);
 }
 
@@ -64,10 +64,11 @@ absl::Status run_inspect(const InspectFlags& flags) {
     std::cout << fmt::format("format      {}: {}\n", format, human_bytes(bytes));
   }
   for (const auto& [kind, bytes] : facts->bytes_by_kind) {
-    std::cout << fmt::format("  {:<10}{}\n", kind, human_bytes(bytes));
+    std::cout << fmt::format("  {:<14}{}\n", kind, human_bytes(bytes));
   }
-  std::cout << fmt::format("layers      {} ({} attention, {} gated delta net)\n", facts->layers,
-                           facts->full_attention_layers, facts->linear_attention_layers);
+  std::cout << fmt::format("layers      {} ({} attention, {} gated delta net{})\n", facts->layers,
+                           facts->full_attention_layers, facts->linear_attention_layers,
+                           facts->mamba2_layers > 0 ? fmt::format(", {} Mamba2", facts->mamba2_layers) : std::string());
   std::cout << fmt::format("context     {} tokens\n", whole->context_length);
   std::cout << fmt::format("hash        {} (names, shapes, sizes)\n", facts->header_hash.substr(0, 16));
   for (const std::string& note : facts->notes) std::cout << fmt::format("note        {}\n", note);
