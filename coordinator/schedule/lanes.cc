@@ -24,6 +24,10 @@ bool Lanes::take(Sequence& sequence) {
   return true;
 }
 
+bool Lanes::would_fit(const Sequence& sequence, int64_t slots, int64_t pages) const {
+  return free_slots() + slots > 0 && free_pages() + pages >= pages_for(sequence.context().request);
+}
+
 void Lanes::give_back(Sequence& sequence) {
   if (!sequence.slot.has_value()) return;
   released_.push_back(*sequence.slot);

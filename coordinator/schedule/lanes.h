@@ -11,8 +11,6 @@
 
 namespace tensorfold {
 
-inline constexpr int64_t kPageSize = 64;  // tokens
-
 /// Pages that a request needs from its first pass to its longest reply's end.
 int64_t pages_for(const GenerationRequest& request);
 
@@ -24,6 +22,9 @@ class Lanes {
   bool take(Sequence& sequence);
   /// The sequence's slot and pages are free again, the slot with the next plan; nothing if it has none.
   void give_back(Sequence& sequence);
+
+  /// Whether `sequence` could have its lane if sequences that hold `slots` slots and `pages` pages gave theirs up.
+  bool would_fit(const Sequence& sequence, int64_t slots, int64_t pages) const;
 
   /// Slots freed since the last call: the next plan tells the ranks.
   std::vector<uint32_t> take_released();
