@@ -21,6 +21,8 @@
 
 namespace tensorfold {
 
+inline constexpr int64_t kPageSize = 64;  // tokens of a KV page
+
 /// What all choices of one request share.
 struct RequestContext {
   uint64_t id = 0;
@@ -42,12 +44,13 @@ class Sequence {
 
   RequestContext& context() { return *context_; }
   const RequestContext& context() const { return *context_; }
+  bool background() const { return context_->request.priority == Priority::kBackground; }
   uint32_t choice() const { return choice_; }
 
   // The scheduler's part: where the sequence lives. -------------------------------------------------------------------
   std::optional<uint32_t> slot;
-  std::vector<int32_t> pages;
-  bool fresh = true;  // the next plan starts the slot anew
+  std::vector<int32_t> pages;  // all that the sequence may need; plans tell the ranks of those that their rows reach
+  bool fresh = true;           // the next plan starts the slot anew
 
   // Rows. ---------------------------------------------------------------------------------------------------------
   /// Tokens known (prompt and kept reply) that are not computed yet.
@@ -69,10 +72,17 @@ class Sequence {
   // Ending. -------------------------------------------------------------------------------------------------------
   bool finished() const { return finished_; }
   void finish(FinishReason reason, std::optional<ApiError> error = std::nullopt);
-  /// State was lost with a rank: everything is computed again from the tokens known, which gives the same bits.
+  /// State was lost with a rank, or given up to another sequence: everything is computed again from the tokens known,
+  /// which gives the same bits.
   void replay();
 
+  /// By the time of its request, then by its choice.
+  bool came_before(const Sequence& other) const {
+    return context_->id != other.context_->id ? context_->id < other.context_->id : choice_ < other.choice_;
+  }
+
   uint64_t length() const { return tokens_.size(); }
+  uint64_t computed() const { return computed_; }
   uint64_t reply_tokens() const { return tokens_.size() - context_->request.prompt.size(); }
   uint64_t drafted() const { return stats_.drafted; }
   uint64_t accepted() const { return stats_.accepted; }
@@ -87,6 +97,8 @@ class Sequence {
   bool keep(RowSample sample, TokenEvent& event);
   bool ends_reply(uint32_t id) const;
   void want(SequencePlan* plan, uint32_t row) const;
+  void begin_plan(bool use_mtp, SequencePlan* plan) const;
+  void add_pages(SequencePlan* plan);
 
   std::shared_ptr<RequestContext> context_;
   const uint32_t choice_;
@@ -96,6 +108,8 @@ class Sequence {
   uint64_t computed_ = 0;         // rows committed or planned as certain
   uint32_t accepted_ = 0;         // tentative rows of the last window that were kept
   bool started_ = false;          // the reply has begun
+  bool in_window_ = false;        // the pass in flight holds a verify window, not prompt rows
+  size_t pages_told_ = 0;         // of `pages`, which the ranks know
   TokenCounts counts_;
   std::unique_ptr<Drafter> drafter_;
   Draft proposal_;      // the copy drafter's guess for the next window

@@ -106,7 +106,7 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) 
     drafted += outcome.drafted;
     accepted += outcome.accepted;
   }
-  std::set<std::string> wanted = {"off", "copy", "mixed", "width 1", "mates", "alone", "greedy", "sampled"};
+  std::set<std::string> wanted = {"off", "copy", "mixed", "adversary", "width 1", "mates", "alone", "greedy", "sampled"};
   if (has_mtp) wanted.insert("mtp");
   wanted.insert(axes.transports.begin(), axes.transports.end());
   for (const int world : axes.worlds) wanted.insert(fmt::format("world {}", world));

@@ -85,6 +85,7 @@ std::vector<NamedCheck> rowwise_checks();
 std::vector<NamedCheck> attention_checks();
 std::vector<NamedCheck> delta_net_checks();
 std::vector<NamedCheck> expert_checks();
+std::vector<NamedCheck> state_checks();
 std::vector<NamedCheck> mamba2_checks();
 std::vector<NamedCheck> golden_checks();
 
