@@ -114,6 +114,7 @@ void read_streaming(Fields& fields, RequestOptions* options) {
   }
   Fields inner(*stream_options, "stream_options");
   options->include_usage = inner.boolean("include_usage").value_or(false);
+  options->progress = inner.boolean("progress").value_or(false);
   inner.ignore({"include_obfuscation"});  // padding against traffic analysis; the reply is the same
   if (auto error = inner.finish()) fields.fail(*error);
 }
@@ -157,6 +158,7 @@ ApiOr<GenerationRequest> make_generation(const RequestOptions& options, std::str
   request.draft = options.draft;
   request.logprobs = options.logprobs;
   request.return_token_ids = options.return_token_ids;
+  request.progress = options.progress;
   if (auto error = resolve_generation(bounds, options.max_tokens, &request)) return *error;
   return request;
 }
