@@ -24,6 +24,8 @@ namespace tensorfold {
 // Background requests give way: their prompts are read when no other waits, and a foreground request that needs a lane
 // or pages takes theirs. They resume with the same bytes.
 enum class Priority : uint8_t { kForeground, kBackground };
+// "foreground", "background"; none for anything else.
+std::optional<Priority> parse_priority(std::string_view name);
 
 struct GenerationRequest {
   std::string id;                    // for logs; never the prompt

@@ -50,6 +50,7 @@ struct RequestOptions {
   bool draft = true;
   bool return_token_ids = false;
   bool ignore_eos = false;
+  Priority priority = Priority::kForeground;
 };
 
 // The engine's request for one tokenised prompt. Checked by resolve_generation().

@@ -41,5 +41,7 @@ grpc::Status error_to_status(const ApiError& error, grpc::ServerContextBase* con
 
 /// Whether the call's metadata holds a key, or none is needed.
 bool call_authorized(const ModelService& service, const grpc::ServerContextBase& context);
+/// Whether the call's key makes its requests background.
+bool call_background(const ModelService& service, const grpc::ServerContextBase& context);
 
 }  // namespace tensorfold

@@ -112,6 +112,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
     if (!prepared.ok()) return end(prepared.error());
     GenerationRequest& request = prepared->requests[0];
     const size_t prompt_tokens = request.prompt.size();
+    if (call_background(host_.service, *context_)) request.priority = Priority::kBackground;
     set_up(request, prepared->parser);
     ApiOr<uint64_t> admitted = host_.service.submit(std::move(request), EventQueue::sink(queue_, 0));
     if (!admitted.ok()) return end(admitted.error());

@@ -117,6 +117,8 @@ absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool
   absl::StatusOr<std::vector<std::string>> keys = api_key_hashes(profile);
   if (!keys.ok()) return keys.status();
   options.api_key_hashes = *std::move(keys);
+  options.background_key_hashes = profile.schedule.background_keys;
+  options.background_names = profile.schedule.background_models;
   options.readiness = [&link] { return link.readiness(); };
   return options;
 }

@@ -97,6 +97,29 @@ pb::GenerateRequest endless() {
   return request;
 }
 
+// Protects: the priority arrives over gRPC, too, and an unknown one is refused.
+TEST(Grpc, Priority) {
+  Server server;
+  server.serving.model->set_pass_time(std::chrono::milliseconds(2));
+  pb::GenerateRequest request = endless();
+  request.set_priority(pb::PRIORITY_BACKGROUND);
+  std::thread client([&] {
+    request.mutable_sampling()->set_max_tokens(200);
+    EXPECT_TRUE(server.generate(request).status.ok());
+  });
+  int background = 0;
+  for (int i = 0; i < 2000 && background == 0; ++i) {
+    background = server.serving.engine->status().active_background;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  client.join();
+  EXPECT_EQ(background, 1);
+  request.set_priority(static_cast<pb::Priority>(7));
+  const Reply refused = server.generate(request);
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(refused.status.error_message().find("priority"), std::string::npos);
+}
+
 // A chat over gRPC gives the tokens, the text and the block of the same chat over HTTP.
 TEST(Grpc, SameAsHttp) {
   Server server;
