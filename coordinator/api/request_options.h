@@ -47,6 +47,7 @@ struct RequestOptions {
   bool stream = false;
   bool include_usage = false;  // stream_options.include_usage
   bool draft = true;
+  bool cache = true;
   bool return_token_ids = false;
   bool ignore_eos = false;
 };

@@ -33,7 +33,7 @@ Round RoundPlanner::plan(const std::vector<std::unique_ptr<Sequence>>& active, c
   for (size_t i = 0; i < filling.size() && budget > 0; ++i) {
     Sequence* sequence = filling[(next_fill_ + i) % filling.size()];
     const int64_t rows =
-        std::min<int64_t>({budget, options_.prompt_chunk, static_cast<int64_t>(sequence->uncomputed())});
+        std::min<int64_t>({budget, options_.prompt_chunk, static_cast<int64_t>(sequence->rows_to_stop())});
     fills.emplace_back(sequence, rows);
     prompt_rows += rows;
     budget -= rows;

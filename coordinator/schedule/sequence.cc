@@ -43,7 +43,8 @@ void Sequence::want(SequencePlan* plan, uint32_t row) const {
 
 void Sequence::plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan) {
   plan->fresh = fresh;
-  plan->use_mtp = use_mtp && kind_ != DraftKind::kNone && kind_ != DraftKind::kCopy;
+  if (fresh) plan->snapshot = snapshot_;
+  plan->use_mtp = use_mtp && drafts_with_mtp();
   plan->first_position = computed_;
   plan->accepted = accepted_;
   for (uint64_t i = 0; i < rows; ++i) plan->tokens.push_back(static_cast<int32_t>(tokens_[computed_ + i]));
@@ -73,7 +74,7 @@ WidthRequest Sequence::width_request(bool mtp_available) {
 }
 
 void Sequence::plan_window(const WidthChoice& choice, bool use_mtp, SequencePlan* plan) {
-  plan->use_mtp = use_mtp && kind_ != DraftKind::kNone && kind_ != DraftKind::kCopy;
+  plan->use_mtp = use_mtp && drafts_with_mtp();
   plan->first_position = computed_;
   plan->accepted = accepted_;
   plan->tokens.push_back(static_cast<int32_t>(tokens_.back()));
@@ -218,11 +219,16 @@ void Sequence::finish(FinishReason reason, std::optional<ApiError> error) {
   context_->sink(std::move(event));
 }
 
-void Sequence::replay() {
-  computed_ = 0;
-  accepted_ = 0;
+void Sequence::start_at(uint64_t position, uint32_t accepted, uint32_t snapshot) {
+  computed_ = position;
+  accepted_ = accepted;
+  snapshot_ = snapshot;
+  fill_end_ = tokens_.size();
   fresh = true;
   window_ = {};
+  if (!started_) {
+    stats_.cached_tokens = static_cast<uint32_t>(std::min<uint64_t>(position, context_->request.prompt.size()));
+  }
 }
 
 }  // namespace tensorfold

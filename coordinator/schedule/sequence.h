@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,8 @@
 #include "transport/pass/executor.h"
 
 namespace tensorfold {
+
+struct PrefixSnapshot;
 
 /// What all choices of one request share.
 struct RequestContext {
@@ -47,13 +50,25 @@ class Sequence {
   // The scheduler's part: where the sequence lives. -------------------------------------------------------------------
   std::optional<uint32_t> slot;
   std::vector<int32_t> pages;
-  bool fresh = true;  // the next plan starts the slot anew
+  bool fresh = true;                        // the next plan starts the slot anew
+  PrefixSnapshot* held_snapshot = nullptr;  // the cache keeps it until the first plan has run
 
   // Rows. ---------------------------------------------------------------------------------------------------------
   /// Tokens known (prompt and kept reply) that are not computed yet.
   uint64_t uncomputed() const { return tokens_.size() - computed_; }
   /// More than the last token is uncomputed: prompt rows, also of a reply that is replayed after a rank was lost.
-  bool filling() const { return uncomputed() > 1 || !started_; }
+  bool filling() const { return uncomputed() > 1 || !started_ || fresh; }
+  /// Rows of a filling sequence up to where the cache wants a snapshot of it, or the last known token.
+  uint64_t rows_to_stop() const { return (stops_ ? stops_(fill_end_, computed_) : tokens_.size()) - computed_; }
+  /// `stop(end, computed)`: the next such position.
+  void stop_at(std::function<uint64_t(uint64_t, uint64_t)> stops) { stops_ = std::move(stops); }
+  std::span<const uint32_t> tokens() const { return tokens_; }
+  uint64_t computed() const { return computed_; }
+  /// Of those computed, rows of the last window that the next plan commits.
+  uint32_t tentative() const { return accepted_; }
+  /// Tokens known when it started: the rest was sampled since.
+  uint64_t fill_end() const { return fill_end_; }
+  bool drafts_with_mtp() const { return kind_ != DraftKind::kNone && kind_ != DraftKind::kCopy; }
   /// The next `rows` rows of a filling sequence.
   void plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan);
   /// A verify window as `choice` says.
@@ -70,7 +85,10 @@ class Sequence {
   bool finished() const { return finished_; }
   void finish(FinishReason reason, std::optional<ApiError> error = std::nullopt);
   /// State was lost with a rank: everything is computed again from the tokens known, which gives the same bits.
-  void replay();
+  void replay() { start_at(0, 0, kNoSnapshot); }
+  /// The next plan starts the slot anew, with `position` tokens that are there already, `accepted` of them kept rows of
+  /// `snapshot`.
+  void start_at(uint64_t position, uint32_t accepted, uint32_t snapshot);
 
   uint64_t length() const { return tokens_.size(); }
   uint64_t reply_tokens() const { return tokens_.size() - context_->request.prompt.size(); }
@@ -92,10 +110,13 @@ class Sequence {
   const uint32_t choice_;
   const DraftKind kind_;
   SamplingParams sampling_;
-  std::vector<uint32_t> tokens_;  // prompt and kept reply
-  uint64_t computed_ = 0;         // rows committed or planned as certain
-  uint32_t accepted_ = 0;         // tentative rows of the last window that were kept
-  bool started_ = false;          // the reply has begun
+  std::vector<uint32_t> tokens_;     // prompt and kept reply
+  uint64_t computed_ = 0;            // rows committed or planned as certain
+  uint32_t accepted_ = 0;            // tentative rows of the last window that were kept
+  uint32_t snapshot_ = kNoSnapshot;  // a fresh slot starts from it
+  uint64_t fill_end_ = 0;
+  std::function<uint64_t(uint64_t, uint64_t)> stops_;
+  bool started_ = false;  // the reply has begun
   TokenCounts counts_;
   std::unique_ptr<Drafter> drafter_;
   Draft proposal_;      // the copy drafter's guess for the next window
