@@ -63,7 +63,7 @@ class EngineCacheTest : public ::testing::TestWithParam<CacheCase> {
     warm_ = open(true);
   }
 
-  std::unique_ptr<World> open(bool cache, int64_t pages = 128, int64_t snapshots = 16) {
+  std::unique_ptr<World> open(bool cache, int64_t pages = 128, int64_t snapshots = 64) {
     auto world = std::make_unique<World>();
     LocalClusterOptions cluster;
     cluster.backend.threads = 1;
@@ -191,7 +191,9 @@ TEST_P(EngineCacheTest, TurnsAfterRepliesReadOnlyNewTokens) {
     const size_t length = conversation.size();
     const uint64_t cached = same(request(conversation, 17 + turn * 11, turn % 2 == 0 ? 0.0 : 0.9), &stats);
     // All but the new tokens and the reply's last, which was sampled and never computed.
-    if (turn > 0) EXPECT_GE(cached + 8 + 1, length);
+    if (turn > 0) {
+      EXPECT_GE(cached + 8 + 1, length);
+    }
     EXPECT_EQ(same(request(conversation, 17 + turn * 11, turn % 2 == 0 ? 0.0 : 0.9)) > 0, length > 64) << "regenerated";
     conversation.insert(conversation.end(), stats.token_ids.begin(), stats.token_ids.end());
     const std::vector<uint32_t> next = text(8, 40 + turn);
@@ -239,8 +241,7 @@ TEST_P(EngineCacheTest, ALostRankEmptiesTheCache) {
   const std::vector<uint32_t> prompt = text(220, 4);
   same(request(prompt));
   warm_->link->fail_in(9);
-  GenerationStats stats;
-  EXPECT_EQ(same(request(prompt, 30), &stats), 0u + stats.cached_tokens);
+  same(request(prompt, 30));
   EXPECT_EQ(warm_->engine->status().parked, 1u);
   EXPECT_GT(same(request(prompt, 30)), 0u);
 }
