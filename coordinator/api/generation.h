@@ -21,6 +21,10 @@
 
 namespace tensorfold {
 
+// Background requests give way: their prompts are read when no other waits, and a foreground request that needs a lane
+// or pages takes theirs. They resume with the same bytes.
+enum class Priority : uint8_t { kForeground, kBackground };
+
 struct GenerationRequest {
   std::string id;                    // for logs; never the prompt
   std::vector<uint32_t> prompt;      // token ids, at least one
@@ -36,6 +40,7 @@ struct GenerationRequest {
   bool cache = true;                 // false: neither uses what is cached nor leaves anything there
   std::optional<uint32_t> logprobs;  // none: not asked; k: the chosen token's and the k best
   bool return_token_ids = false;
+  Priority priority = Priority::kForeground;
   std::optional<std::chrono::steady_clock::time_point> deadline;
 };
 

@@ -1,5 +1,6 @@
 // Whether a request may wait for a lane: what waits is bounded by count and by tokens, and a request that is turned
-// away learns when it may come again. Pure bookkeeping, one owner (the engine, under its mutex), not thread-safe.
+// away learns when it may come again, from how fast the queue has moved. Pure bookkeeping, no clock; one owner (the
+// engine, under its mutex), not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +34,19 @@ class Admission {
   int waiting() const { return waiting_; }
   int64_t waiting_tokens() const { return waiting_tokens_; }
 
+  /// A round took `seconds`; it read so many prompt tokens and ended so many sequences.
+  void record_round(double seconds, int64_t prompt_tokens, int ended);
+  /// Seconds until `sequences` lanes more have become free and `tokens` prompt tokens more have been read, at least 1.
+  int seconds_until(int sequences, int64_t tokens) const;
+
  private:
   AdmissionLimits limits_;
   int waiting_ = 0;
   int64_t waiting_tokens_ = 0;
+  // Of recent rounds, older ones counting less.
+  double seconds_ = 0;
+  double prompt_tokens_ = 0;
+  double ended_ = 0;
 };
 
 }  // namespace tensorfold

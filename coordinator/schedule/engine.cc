@@ -39,7 +39,8 @@ Engine::Engine(ClusterLink& link, EngineModel model, EngineOptions options)
       planner_({.max_batch_rows = options.max_batch_rows,
                 .prompt_chunk = options.prompt_chunk,
                 .budget = options.round_budget,
-                .use_mtp = mtp_in_use(model_, options.draft)}) {
+                .use_mtp = mtp_in_use(model_, options.draft)},
+               policy_) {
   publish();
 }
 
@@ -51,10 +52,12 @@ void Engine::start() {
 
 absl::Status Engine::warm_up() {
   const uint32_t widest = options_.draft == DraftKind::kNone ? 1 : policy_.options().max_width;
-  const absl::StatusOr<double> step_ms =
-      tensorfold::warm_up(link_.executor(), {.widest = widest, .use_mtp = mtp_in_use(model_, options_.draft)}, policy_);
-  if (!step_ms.ok()) return step_ms.status();
-  mtp_step_ms_ = *step_ms;
+  const WarmUpOptions options = {
+      .widest = widest, .use_mtp = mtp_in_use(model_, options_.draft), .most_rows = options_.max_batch_rows};
+  const absl::StatusOr<WarmUpResult> measured = tensorfold::warm_up(link_.executor(), options, policy_);
+  if (!measured.ok()) return measured.status();
+  mtp_step_ms_ = measured->mtp_step_ms;
+  planner_.record_prompt(measured->prompt_rows, 0.0, measured->prompt_ms);
   return absl::OkStatus();
 }
 
@@ -145,12 +148,16 @@ void Engine::publish() {
   status_.cache = lanes_.cache().counters();
   status_.up = down_.ok();
   status_.down_reason = std::string(down_.message());
+  status_.active_background = static_cast<int>(
+      std::count_if(active_.begin(), active_.end(), [](const auto& sequence) { return sequence->background(); }));
+  status_.queued_background = static_cast<int>(queue_.background());
+  status_.round_budget_seconds = planner_.budget_ms(active_.size()) / 1000.0;
   int64_t tokens = 0;
-  for (const auto* waiting : {&queue_, &incoming_}) {
-    for (const std::unique_ptr<Sequence>& sequence : *waiting) {
-      tokens += static_cast<int64_t>(sequence->context().request.prompt.size());
-    }
-  }
+  const auto count_tokens = [&](const Sequence& sequence) {
+    tokens += static_cast<int64_t>(sequence.context().request.prompt.size());
+  };
+  queue_.for_each(count_tokens);
+  for (const std::unique_ptr<Sequence>& sequence : incoming_) count_tokens(*sequence);
   admission_.set(static_cast<int>(queue_.size() + incoming_.size()), tokens);
   if (status_.active == 0 && admission_.waiting() == 0) idle_.notify_all();
 }
@@ -195,18 +202,17 @@ void Engine::take_commands(bool wait) {
     const auto something = [this] { return stopping_ || !incoming_.empty() || !cancels_.empty(); };
     if (wait && !something()) wake_.wait_for(lock, kIdleTick, something);
     while (!incoming_.empty()) {
-      queue_.push_back(std::move(incoming_.front()));
+      queue_.push(std::move(incoming_.front()));
       incoming_.pop_front();
     }
     cancels.swap(cancels_);
   }
   for (const uint64_t id : cancels) {
-    for (const std::unique_ptr<Sequence>& sequence : active_) {
-      if (sequence->context().id == id) sequence->context().cancelled = true;
-    }
-    for (const std::unique_ptr<Sequence>& sequence : queue_) {
-      if (sequence->context().id == id) sequence->context().cancelled = true;
-    }
+    const auto cancel = [&](Sequence& sequence) {
+      if (sequence.context().id == id) sequence.context().cancelled = true;
+    };
+    for (const std::unique_ptr<Sequence>& sequence : active_) cancel(*sequence);
+    queue_.for_each(cancel);
   }
 }
 
@@ -229,7 +235,7 @@ void Engine::drop_ended() {
     return sequence.finished();
   };
   std::erase_if(active_, [&](const std::unique_ptr<Sequence>& sequence) { return end(*sequence); });
-  std::erase_if(queue_, [&](const std::unique_ptr<Sequence>& sequence) { return end(*sequence); });
+  queue_.erase_if(end);
 }
 
 // Whether the same request's first choice is still reading the prompt that this one will find in the cache.
@@ -240,22 +246,45 @@ bool Engine::waits_for_prompt(const Sequence& sequence) const {
   });
 }
 
-// First come, first served: a long request at the head is not overtaken, so it cannot starve. Only choices that wait
-// for their own request's prompt are.
+// Who waits gets lanes in order; only choices that wait for their own request's prompt are overtaken. A foreground
+// sequence that finds none takes those of background ones.
 void Engine::start_sequences() {
-  for (auto next = queue_.begin(); next != queue_.end();) {
-    if (waits_for_prompt(**next)) {
-      ++next;
-      continue;
-    }
-    if (!lanes_.take(**next)) break;
-    active_.push_back(std::move(*next));
-    next = queue_.erase(next);
+  const auto later = [this](const Sequence& sequence) { return waits_for_prompt(sequence); };
+  while (Sequence* next = queue_.next(later)) {
+    if (!lanes_.take(*next) && !(make_room(*next) && lanes_.take(*next))) break;
+    active_.push_back(queue_.take(*next));
   }
 }
 
+// Background sequences give up lanes for `next`, the oldest first and no more than needed; none if all together would
+// not do.
+bool Engine::make_room(const Sequence& next) {
+  if (next.background()) return false;
+  std::vector<size_t> background;
+  int64_t pages = 0;
+  for (size_t i = 0; i < active_.size(); ++i) {
+    if (!active_[i]->background()) continue;
+    background.push_back(i);
+    pages += static_cast<int64_t>(active_[i]->pages.size());
+  }
+  if (background.empty() || !lanes_.would_fit(next, static_cast<int64_t>(background.size()), pages)) return false;
+  std::sort(background.begin(), background.end(),
+            [this](size_t a, size_t b) { return active_[a]->came_before(*active_[b]); });
+  uint64_t preempted = 0;
+  for (const size_t index : background) {
+    if (lanes_.would_fit(next, 0, 0)) break;
+    lanes_.give_back(*active_[index]);
+    queue_.push_back_in(std::move(active_[index]));
+    ++preempted;
+  }
+  std::erase(active_, nullptr);
+  const std::lock_guard lock(mutex_);
+  status_.preempted += preempted;
+  return true;
+}
+
 void Engine::run_round() {
-  Round round = planner_.plan(active_, policy_);
+  Round round = planner_.plan(active_);
   // A slot that was freed and taken again starts fresh, which clears it anyway.
   lanes_.order(&round.plan);
   const Clock::time_point start = Clock::now();
@@ -268,8 +297,12 @@ void Engine::run_round() {
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   uint32_t mtp_steps = 0;  // chained once for all sequences
   for (const SequencePlan& sequence : round.plan.sequences) mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
-  policy_.record_pass(round.plan.rows(), std::max(ms - mtp_steps * mtp_step_ms_, ms / 2));
+  if (round.prompt_rows == 0) {
+    policy_.record_pass(round.window_rows, std::max(ms - mtp_steps * mtp_step_ms_, ms / 2));
+  }
+  planner_.record(round, ms);
 
+  int ended = 0;
   // Each rank reports the wanted rows in the plan's order.
   std::vector<size_t> at(result->reports.size(), 0);
   for (size_t i = 0; i < round.sequences.size(); ++i) {
@@ -299,11 +332,17 @@ void Engine::run_round() {
     status_.drafted += sequence.drafted() - drafted;
     status_.accepted += sequence.accepted() - accepted;
     if (plan.certain > 1 || before == 0) status_.prompt_tokens += plan.certain;
-    if (sequence.finished()) ++status_.finished;
+    if (sequence.finished()) {
+      ++status_.finished;
+      ++ended;
+    }
   }
   const std::lock_guard lock(mutex_);
   last_step_ = Clock::now();
+  admission_.record_round(ms / 1000.0, round.prompt_rows, ended);
   ++status_.passes;
+  if (round.prompt_rows > 0) ++status_.prompt_passes;
+  status_.window_rows += round.window_rows;
   status_.pass_rows += round.plan.rows();
   status_.pass_seconds += ms / 1000.0;
 }
@@ -339,9 +378,9 @@ void Engine::fail_round(const absl::Status& why) {
   // lanes again, in the order they had.
   lanes_.lost(active_);
   parked_ += active_.size();
-  for (auto sequence = active_.rbegin(); sequence != active_.rend(); ++sequence) {
-    (*sequence)->replay();
-    queue_.push_front(std::move(*sequence));
+  for (std::unique_ptr<Sequence>& sequence : active_) {
+    sequence->replay();
+    queue_.push_back_in(std::move(sequence));
   }
   active_.clear();
 }
@@ -373,11 +412,8 @@ void Engine::finish_active(const ApiError& error) {
 
 void Engine::finish_all(const ApiError& error) {
   finish_active(error);
-  uint64_t failed = 0;
-  for (const std::unique_ptr<Sequence>& sequence : queue_) {
-    sequence->finish(FinishReason::kError, error);
-    ++failed;
-  }
+  uint64_t failed = queue_.size();
+  queue_.for_each([&](Sequence& sequence) { sequence.finish(FinishReason::kError, error); });
   queue_.clear();
   const std::lock_guard lock(mutex_);
   for (const std::unique_ptr<Sequence>& sequence : incoming_) {

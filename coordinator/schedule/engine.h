@@ -27,6 +27,7 @@
 #include "coordinator/schedule/lanes.h"
 #include "coordinator/schedule/round_planner.h"
 #include "coordinator/schedule/sequence.h"
+#include "coordinator/schedule/waiting_line.h"
 #include "transport/pass/executor.h"
 
 namespace tensorfold {
@@ -77,6 +78,7 @@ class Engine {
   void take_commands(bool wait);
   void start_sequences();
   bool waits_for_prompt(const Sequence& sequence) const;
+  bool make_room(const Sequence& next);
   void drop_ended();
   void run_round();
   void ping_if_idle();
@@ -103,7 +105,7 @@ class Engine {
   Admission admission_;
 
   // The scheduler thread's own.
-  std::deque<std::unique_ptr<Sequence>> queue_;
+  WaitingLine queue_;
   std::vector<std::unique_ptr<Sequence>> active_;
   Lanes lanes_;
   WidthPolicy policy_;

@@ -15,13 +15,13 @@ namespace tensorfold {
 class Tokenizer;
 
 struct EngineOptions {
-  int max_sequences = 8;                           // lanes
-  int max_batch_rows = 512;                        // rows a pass
-  int prompt_chunk = 256;                          // prompt rows of one sequence in a pass
-  int queue_limit = 64;                            // sequences that wait for a lane
-  int64_t queue_tokens = 0;                        // prompt tokens that wait; 0: no limit
-  int64_t pages = 256;                             // KV pages of every rank
-  std::chrono::microseconds round_budget{100000};  // prompt rows that fit beside decoding sequences
+  int max_sequences = 8;                      // lanes
+  int max_batch_rows = 512;                   // rows a pass
+  int prompt_chunk = 256;                     // prompt rows of one sequence in a pass
+  int queue_limit = 64;                       // sequences that wait for a lane
+  int64_t queue_tokens = 0;                   // prompt tokens that wait; 0: no limit
+  int64_t pages = 256;                        // KV pages of every rank
+  std::chrono::microseconds round_budget{0};  // of prompt rows beside decoding sequences; 0: from measured passes
   std::chrono::microseconds park_deadline{60000000};
   std::chrono::milliseconds ping_interval{
       2000};  // an idle world runs an empty pass so often: ready means a recent step
@@ -47,7 +47,10 @@ struct EngineStatus {
   bool draining = false;
   std::string down_reason;  // why not up: names the rank
   int active = 0;           // sequences with a lane
+  int active_background = 0;
   int queued = 0;
+  int queued_background = 0;
+  double round_budget_seconds = 0;
   int64_t queued_tokens = 0;
   int64_t pages = 0;
   int64_t free_pages = 0;    // those included that only the cache holds
@@ -67,7 +70,10 @@ struct EngineStatus {
   uint64_t reply_tokens = 0;
   uint64_t drafted = 0;
   uint64_t accepted = 0;
-  uint64_t parked = 0;  // sequences replayed after a rank was lost
+  uint64_t preempted = 0;      // times that a background sequence gave its lane up
+  uint64_t prompt_passes = 0;  // passes with prompt rows
+  uint64_t window_rows = 0;    // rows of verify windows; the other rows are prompt rows
+  uint64_t parked = 0;         // sequences replayed after a rank was lost
   CacheCounters cache;
 };
 

@@ -35,6 +35,10 @@ void Lanes::advanced(Sequence& sequence) {
                *sequence.slot, sequence.drafts_with_mtp() && cache_.options().has_mtp);
 }
 
+bool Lanes::would_fit(const Sequence& sequence, int64_t slots, int64_t pages) const {
+  return free_slots() + slots > 0 && free_pages() + pages >= pages_for(sequence.context().request);
+}
+
 void Lanes::free_lane(Sequence& sequence) {
   cache_.started(std::exchange(sequence.held_snapshot, nullptr));
   if (sequence.fresh) cache_.abandon(sequence.pages);

@@ -34,6 +34,9 @@ class Lanes {
   /// A pass failed: what the ranks have is unknown, and they will start with nothing. All of `active` lose their lanes.
   void lost(const std::vector<std::unique_ptr<Sequence>>& active);
 
+  /// Whether `sequence` could have its lane if sequences that hold `slots` slots and `pages` pages gave theirs up.
+  bool would_fit(const Sequence& sequence, int64_t slots, int64_t pages) const;
+
   int free_slots() const { return static_cast<int>(free_slots_.size()); }
   int64_t pages() const { return pool_.pages(); }
   /// Pages that a sequence can have, those included that only the cache holds.

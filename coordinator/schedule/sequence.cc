@@ -41,18 +41,32 @@ void Sequence::want(SequencePlan* plan, uint32_t row) const {
   plan->wants.push_back({row, needs.full_row ? kFullRow : needs.top_n});
 }
 
-void Sequence::plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan) {
-  plan->fresh = fresh;
-  if (fresh) plan->snapshot = snapshot_;
+void Sequence::begin_plan(bool use_mtp, SequencePlan* plan) const {
   plan->use_mtp = use_mtp && drafts_with_mtp();
   plan->first_position = computed_;
   plan->accepted = accepted_;
+}
+
+// The pages that the plan's rows reach and the ranks do not know yet: a plan stays small, however long the prompt.
+void Sequence::add_pages(SequencePlan* plan) {
+  const uint64_t end = plan->first_position + plan->tokens.size() + plan->mtp_steps;
+  const size_t needed = std::min<size_t>(pages.size(), static_cast<size_t>((end + kPageSize - 1) / kPageSize));
+  for (; pages_told_ < needed; ++pages_told_) plan->new_pages.push_back(pages[pages_told_]);
+}
+
+void Sequence::plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan) {
+  begin_plan(use_mtp, plan);
+  plan->fresh = fresh;
+  if (fresh) plan->snapshot = snapshot_;
   for (uint64_t i = 0; i < rows; ++i) plan->tokens.push_back(static_cast<int32_t>(tokens_[computed_ + i]));
   plan->certain = static_cast<uint32_t>(rows);
-  if (fresh) plan->new_pages = pages;
+  add_pages(plan);
   // The last known token's row gives the next token.
   if (computed_ + rows == tokens_.size()) want(plan, static_cast<uint32_t>(rows) - 1);
   window_ = {};
+  in_window_ = false;
+  // Indexed piece by piece: all at the first window would hold up everybody's round after a long prompt.
+  drafter_->observe(std::span(tokens_).first(computed_ + rows));
 }
 
 WidthRequest Sequence::width_request(bool mtp_available) {
@@ -74,12 +88,11 @@ WidthRequest Sequence::width_request(bool mtp_available) {
 }
 
 void Sequence::plan_window(const WidthChoice& choice, bool use_mtp, SequencePlan* plan) {
-  plan->use_mtp = use_mtp && drafts_with_mtp();
-  plan->first_position = computed_;
-  plan->accepted = accepted_;
+  begin_plan(use_mtp, plan);
   plan->tokens.push_back(static_cast<int32_t>(tokens_.back()));
   plan->certain = 1;
   window_ = choice;
+  in_window_ = true;
   window_match_ = proposal_.match;
   if (choice.kind == DraftKind::kMtp) {
     plan->mtp_steps = choice.drafts;
@@ -88,6 +101,7 @@ void Sequence::plan_window(const WidthChoice& choice, bool use_mtp, SequencePlan
     window_.drafts = static_cast<uint32_t>(count);
     for (size_t i = 0; i < count; ++i) plan->tokens.push_back(static_cast<int32_t>(proposal_.ids[i]));
   }
+  add_pages(plan);
   for (uint32_t row = 0; row <= window_.drafts; ++row) want(plan, row);
 }
 
@@ -157,7 +171,7 @@ void Sequence::take(const SequencePlan& plan, const std::vector<int32_t>& drafts
   if (plan.wants.empty()) return;
   std::vector<int32_t> window(plan.tokens.begin() + plan.certain, plan.tokens.end());
   window.insert(window.end(), drafts.begin(), drafts.end());
-  const bool decoding = started_ && plan.certain == 1;
+  const bool decoding = started_ && in_window_;
   TokenEvent event;
   event.choice = choice_;
   bool goes_on = true;
@@ -229,6 +243,8 @@ void Sequence::start_at(uint64_t position, uint32_t accepted, uint32_t snapshot)
   if (!started_) {
     stats_.cached_tokens = static_cast<uint32_t>(std::min<uint64_t>(position, context_->request.prompt.size()));
   }
+  in_window_ = false;
+  pages_told_ = 0;
 }
 
 }  // namespace tensorfold

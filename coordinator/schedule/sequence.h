@@ -13,6 +13,7 @@
 
 #include "coordinator/api/generation.h"
 #include "coordinator/api/stop_matcher.h"
+#include "coordinator/cache/page_pool.h"
 #include "coordinator/draft/drafter.h"
 #include "coordinator/draft/width_policy.h"
 #include "coordinator/sampling/sampler.h"
@@ -45,12 +46,13 @@ class Sequence {
 
   RequestContext& context() { return *context_; }
   const RequestContext& context() const { return *context_; }
+  bool background() const { return context_->request.priority == Priority::kBackground; }
   uint32_t choice() const { return choice_; }
 
   // The scheduler's part: where the sequence lives. -------------------------------------------------------------------
   std::optional<uint32_t> slot;
-  std::vector<int32_t> pages;
-  bool fresh = true;                        // the next plan starts the slot anew
+  std::vector<int32_t> pages;  // all that the sequence may need; plans tell the ranks of those that their rows reach
+  bool fresh = true;           // the next plan starts the slot anew
   PrefixSnapshot* held_snapshot = nullptr;  // the cache keeps it until the first plan has run
 
   // Rows. ---------------------------------------------------------------------------------------------------------
@@ -63,7 +65,6 @@ class Sequence {
   /// `stop(end, computed)`: the next such position.
   void stop_at(std::function<uint64_t(uint64_t, uint64_t)> stops) { stops_ = std::move(stops); }
   std::span<const uint32_t> tokens() const { return tokens_; }
-  uint64_t computed() const { return computed_; }
   /// Of those computed, rows of the last window that the next plan commits.
   uint32_t tentative() const { return accepted_; }
   /// Tokens known when it started: the rest was sampled since.
@@ -84,13 +85,20 @@ class Sequence {
   // Ending. -------------------------------------------------------------------------------------------------------
   bool finished() const { return finished_; }
   void finish(FinishReason reason, std::optional<ApiError> error = std::nullopt);
-  /// State was lost with a rank: everything is computed again from the tokens known, which gives the same bits.
+  /// State was lost with a rank, or given up to another sequence: everything is computed again from the tokens known,
+  /// which gives the same bits.
   void replay() { start_at(0, 0, kNoSnapshot); }
   /// The next plan starts the slot anew, with `position` tokens that are there already, `accepted` of them kept rows of
   /// `snapshot`.
   void start_at(uint64_t position, uint32_t accepted, uint32_t snapshot);
 
+  /// By the time of its request, then by its choice.
+  bool came_before(const Sequence& other) const {
+    return context_->id != other.context_->id ? context_->id < other.context_->id : choice_ < other.choice_;
+  }
+
   uint64_t length() const { return tokens_.size(); }
+  uint64_t computed() const { return computed_; }
   uint64_t reply_tokens() const { return tokens_.size() - context_->request.prompt.size(); }
   uint64_t drafted() const { return stats_.drafted; }
   uint64_t accepted() const { return stats_.accepted; }
@@ -105,6 +113,8 @@ class Sequence {
   bool keep(RowSample sample, TokenEvent& event);
   bool ends_reply(uint32_t id) const;
   void want(SequencePlan* plan, uint32_t row) const;
+  void begin_plan(bool use_mtp, SequencePlan* plan) const;
+  void add_pages(SequencePlan* plan);
 
   std::shared_ptr<RequestContext> context_;
   const uint32_t choice_;
@@ -113,10 +123,12 @@ class Sequence {
   std::vector<uint32_t> tokens_;     // prompt and kept reply
   uint64_t computed_ = 0;            // rows committed or planned as certain
   uint32_t accepted_ = 0;            // tentative rows of the last window that were kept
+  bool started_ = false;             // the reply has begun
+  bool in_window_ = false;           // the pass in flight holds a verify window, not prompt rows
+  size_t pages_told_ = 0;            // of `pages`, which the ranks know
   uint32_t snapshot_ = kNoSnapshot;  // a fresh slot starts from it
   uint64_t fill_end_ = 0;
   std::function<uint64_t(uint64_t, uint64_t)> stops_;
-  bool started_ = false;  // the reply has begun
   TokenCounts counts_;
   std::unique_ptr<Drafter> drafter_;
   Draft proposal_;      // the copy drafter's guess for the next window

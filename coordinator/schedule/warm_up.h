@@ -11,10 +11,18 @@ namespace tensorfold {
 struct WarmUpOptions {
   uint32_t widest = 8;   // rows of the widest window
   bool use_mtp = false;  // time a chained MTP step, too
+  int most_rows = 512;   // of a pass
 };
 
-/// Records the measured costs in `policy` and returns the milliseconds of a chained MTP step (0 without). Takes a few
-/// seconds at most, uses slot 0 and page 0 and leaves them free. Errors are the pass's.
-absl::StatusOr<double> warm_up(PassExecutor& executor, const WarmUpOptions& options, WidthPolicy& policy);
+struct WarmUpResult {
+  double mtp_step_ms = 0;  // a chained MTP step; 0 without
+  // A pass of prompt rows alone.
+  int64_t prompt_rows = 0;
+  double prompt_ms = 0;
+};
+
+/// Records the windows' costs in `policy` and returns the others. Takes a few seconds at most, uses slot 0 and page 0
+/// and leaves them free. Errors are the pass's.
+absl::StatusOr<WarmUpResult> warm_up(PassExecutor& executor, const WarmUpOptions& options, WidthPolicy& policy);
 
 }  // namespace tensorfold

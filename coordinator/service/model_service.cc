@@ -143,7 +143,7 @@ ApiOr<PreparedChat> ModelService::prepare_chat(const ChatRequest& request, std::
   set_deadline(&out.request);
   out.parser.format = chat_->reply_format();
   // A client that sent no tools expects text; what looks like a call is text then.
-  out.parser.format.tool_calls = out.parser.format.tool_calls && !tools.empty();
+  if (tools.empty()) out.parser.format.tools = ToolSyntax::kNone;
   out.parser.starts_in_reasoning = out.parser.format.reasoning && rendered->opens_reasoning();
   if (!tools.empty()) out.parser.tools = tools;
   return out;

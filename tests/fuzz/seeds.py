@@ -80,8 +80,10 @@ def template_seeds(out: Corpora) -> None:
         "a<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>b",
         "<tool_call>{\"name\": <tool_call></tool_call></think><thi",
     ]
+    corpus = load("tests/coordinator/chat/corpus/replies.json")
+    replies += [entry["reply"] for entry in corpus["well_formed"][::3] + corpus["damaged"][::3]]
     for reply in replies:
-        for options in (0, 3, 7, 0x0B, 0x1F):
+        for options in (0, 3, 5, 7, 0x1B, 0x3D, 0x5F):
             out.add("fuzz_reply_parser", bytes([options]) + reply.encode())
 
 

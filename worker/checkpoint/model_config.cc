@@ -288,6 +288,13 @@ absl::Status check_folder(const std::string& dir, const FolderFiles& files) {
   return absl::OkStatus();
 }
 
+// Nothing where it does not apply, so that the hashes of other checkpoints stay as they are.
+std::string yarn_text(const RopeConfig& rope) {
+  if (rope.type != RopeType::kYarn) return "";
+  return fmt::format("yarn fast={:a} slow={:a} truncate={} attention={:a} mscale={:a} all_dim={:a}\n", rope.beta_fast,
+                     rope.beta_slow, rope.truncate, rope.attention_factor, rope.mscale, rope.mscale_all_dim);
+}
+
 // One line of canonical_text, or nothing for a dense family.
 std::string experts_text(const ModelConfig& c) {
   if (c.experts.count == 0) return {};
@@ -353,7 +360,7 @@ std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
   for (LayerKind kind : c.layers) kinds += kind == LayerKind::kFullAttention ? 'F' : 'L';
   const std::string quantization = canonical_text(c.quantization);
-  return experts_text(c) +
+  return experts_text(c) + yarn_text(c.rope) +
          fmt::format(
              "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
              "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
@@ -391,7 +398,7 @@ absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::stri
   parse_layers(fields, config);
   parse_experts(fields, config);
   parse_linear(fields, config);
-  config.rope = parse_rope(fields, config.family, config.head_dim, label);
+  config.rope = parse_rope(fields, config.family, config.head_dim, config.max_positions, label);
   // qwen3_next's files ship the layer without counting it: the weights decide.
   if (is_hybrid(config.family)) {
     config.mtp_layers = fields.integer("mtp_num_hidden_layers", 0, 1, config.family == Family::kQwen3Next ? 1 : 0);

@@ -23,18 +23,26 @@ enum class LayerKind : uint8_t { kFullAttention, kLinearAttention };
 
 enum class MlpKind : uint8_t { kDense, kExperts };
 
-enum class RopeType : uint8_t { kDefault, kLinear, kLlama3 };
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
 
 /// Rotary positions of the first `dims` dims of each head: inverse frequency i is theta^(-2i / dims), then scaled.
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
   int64_t dims = 0;     // even; head_dim * partial_rotary_factor
-  double factor = 1.0;  // linear: frequencies / factor; llama3: the same for the slow ones
+  double factor = 1.0;  // linear: frequencies / factor; llama3 and yarn: the same for the slow ones
   // llama3 only: wavelengths over original / low are slowed, those under original / high kept, between: a mix.
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
-  int64_t original_max_positions = 0;
+  int64_t original_max_positions = 0;  // llama3 and yarn
+  // yarn only: dims that turn more than beta_fast times in the original context are kept, those that turn less than
+  // beta_slow times are slowed, between: a mix by dim. Cosines and sines are multiplied by the attention factor.
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  bool truncate = true;           // the two bounds are rounded outwards to whole dims
+  double attention_factor = 0.0;  // 0: from the factor and the two below
+  double mscale = 0.0;
+  double mscale_all_dim = 0.0;
 };
 
 /// Gated delta net layers.

@@ -11,4 +11,7 @@ namespace tensorfold {
 /// says, rounded to fp32 once as Hugging Face keeps it.
 std::vector<float> inverse_frequencies(const ModelConfig& config);
 
+/// What cosines and sines are multiplied by: 1 but for yarn, whose longer contexts need sharper attention.
+double rope_attention_factor(const ModelConfig& config);
+
 }  // namespace tensorfold

@@ -60,19 +60,30 @@ int64_t state_bytes(const ModelShape& shape, int sequences) {
   return bytes * sequences;
 }
 
+// Snapshots that every rank can hold: rank 0 has the largest share of the states. A model without states needs none.
+absl::StatusOr<int64_t> snapshots(const Profile& profile, const ModelConfig& config) {
+  const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
+  if (!widest.ok()) return widest.status();
+  if (!profile.cache.enabled || widest->recurrent.empty()) return 0;
+  return std::min<int64_t>(profile.cache.snapshot_bytes / snapshot_bytes(*widest), kMaxSnapshots);
+}
+
 absl::Status plan_memory(const RankSetup& setup, int64_t weight_bytes) {
   const int64_t kv = setup.runner_options.pages * page_bytes(setup.profile, setup.shape);
   const int64_t states = state_bytes(setup.shape, setup.profile.schedule.max_sequences);
-  const int64_t total = weight_bytes + kv + states;
+  const int64_t snapshots = setup.runner_options.snapshots * snapshot_bytes(setup.shape);
+  const int64_t total = weight_bytes + kv + states + snapshots;
   const int64_t available = available_memory(*setup.ops);
   spdlog::info(
-      "memory plan: weights at most {:.1f} MiB, {} KV pages {:.1f} MiB, states {:.1f} MiB; available {:.1f} MiB",
+      "memory plan: weights at most {:.1f} MiB, {} KV pages {:.1f} MiB, states {:.1f} MiB, {} snapshots "
+      "{:.1f} MiB; available {:.1f} MiB",
       static_cast<double>(weight_bytes) / kMiB, setup.runner_options.pages, static_cast<double>(kv) / kMiB,
-      static_cast<double>(states) / kMiB, static_cast<double>(available) / kMiB);
+      static_cast<double>(states) / kMiB, setup.runner_options.snapshots, static_cast<double>(snapshots) / kMiB,
+      static_cast<double>(available) / kMiB);
   if (available >= 0 && total > available - setup.profile.memory.floor_free) {
     return absl::ResourceExhaustedError(
         fmt::format("rank {} needs {:.1f} MiB, but {:.1f} MiB are available and memory.floor_free keeps {:.1f} MiB: "
-                    "lower memory.kv_bytes or schedule.max_sequences, or use more ranks",
+                    "lower memory.kv_bytes, cache.snapshot_bytes or schedule.max_sequences, or use more ranks",
                     setup.rank, static_cast<double>(total) / kMiB, static_cast<double>(available) / kMiB,
                     static_cast<double>(setup.profile.memory.floor_free) / kMiB));
   }
@@ -213,6 +224,9 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!pages.ok()) return pages.status();
   setup->runner_options.slots = setup->profile.schedule.max_sequences;
   setup->runner_options.pages = *pages;
+  const absl::StatusOr<int64_t> kept = snapshots(setup->profile, setup->shards->config());
+  if (!kept.ok()) return kept.status();
+  setup->runner_options.snapshots = *kept;
   setup->runner_options.prepare_context =
       setup->profile.model.context_length > 0 ? setup->profile.model.context_length : setup->shape.context_length;
   setup->runner_options.step_timeout =

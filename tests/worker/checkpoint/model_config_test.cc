@@ -222,8 +222,17 @@ TEST(ModelConfig, FeaturesRefused) {
 
 // Protects: rope types that are not computed are refused by name; contradictions and bad factors too.
 TEST(ModelConfig, RopeRefused) {
-  EXPECT_THAT(error_with("llama", {{"rope_parameters", object(R"({"rope_type":"yarn","rope_theta":1e4,"factor":4})")}}),
-              HasSubstr("rope_type 'yarn', which is not read here. Read are: default, linear, llama3"));
+  EXPECT_THAT(error_with("llama", {{"rope_parameters", object(R"({"rope_type":"ntk","rope_theta":1e4,"factor":4})")}}),
+              HasSubstr("rope_type 'ntk', which is not read here. Read are: default, linear, llama3, yarn"));
+  for (const char* type : {"dynamic", "longrope"}) {
+    const std::string error =
+        error_with("llama", {{"rope_parameters", {{"rope_type", type}, {"rope_theta", 1e4}, {"factor", 4}}}});
+    EXPECT_THAT(error, HasSubstr(type));
+    EXPECT_THAT(error, HasSubstr("change with the length of the whole sequence"));
+  }
+  EXPECT_THAT(
+      error_with("llama", {{"rope_parameters", object(R"({"rope_type":"yarn","rope_theta":1e4,"factor":0.5})")}}),
+      HasSubstr("factor is 0.5"));
   EXPECT_THAT(error_with("llama", {{"rope_parameters", object(R"({"full_attention":{"rope_theta":1e4}})")}}),
               HasSubstr("different rotary positions"));
   EXPECT_THAT(error_with("llama", {{"rope_theta", 5.0}}), HasSubstr("disagree"));
