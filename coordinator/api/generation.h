@@ -39,6 +39,7 @@ struct GenerationRequest {
   std::vector<uint32_t> stop_ids;    // end the reply like the model's own end tokens
   bool ignore_eos = false;           // the model's own end tokens do not end the reply (stop_ids still do)
   bool draft = true;                 // false: one token a pass, the client's own check
+  bool cache = true;                 // false: neither uses what is cached nor leaves anything there
   std::optional<uint32_t> logprobs;  // none: not asked; k: the chosen token's and the k best
   bool return_token_ids = false;
   bool progress = false;  // ProgressEvents while the prompt is read

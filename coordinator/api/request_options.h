@@ -48,6 +48,7 @@ struct RequestOptions {
   bool include_usage = false;  // stream_options.include_usage
   bool progress = false;       // stream_options.progress
   bool draft = true;
+  bool cache = true;
   bool return_token_ids = false;
   bool ignore_eos = false;
   Priority priority = Priority::kForeground;

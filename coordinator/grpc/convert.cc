@@ -122,6 +122,7 @@ ApiOr<RequestOptions> options_from_proto(const pb::GenerateRequest& request, con
   if (sampling.has_min_tokens()) out.min_tokens = sampling.min_tokens();
   if (sampling.has_ignore_eos()) out.ignore_eos = sampling.ignore_eos();
   if (request.has_draft()) out.draft = request.draft();
+  if (request.has_cache()) out.cache = request.cache();
   out.return_token_ids = request.return_token_ids();
   out.progress = request.progress();
   switch (request.priority()) {

@@ -48,7 +48,7 @@ void Sequence::want(SequencePlan* plan, uint32_t row) const {
 }
 
 void Sequence::begin_plan(bool use_mtp, SequencePlan* plan) const {
-  plan->use_mtp = use_mtp && kind_ != DraftKind::kNone && kind_ != DraftKind::kCopy;
+  plan->use_mtp = use_mtp && drafts_with_mtp();
   plan->first_position = computed_;
   plan->accepted = accepted_;
 }
@@ -63,6 +63,7 @@ void Sequence::add_pages(SequencePlan* plan) {
 void Sequence::plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan) {
   begin_plan(use_mtp, plan);
   plan->fresh = fresh;
+  if (fresh) plan->snapshot = snapshot_;
   for (uint64_t i = 0; i < rows; ++i) plan->tokens.push_back(static_cast<int32_t>(tokens_[computed_ + i]));
   plan->certain = static_cast<uint32_t>(rows);
   add_pages(plan);
@@ -254,11 +255,16 @@ void Sequence::finish(FinishReason reason, std::optional<ApiError> error) {
   context_->sink(std::move(event));
 }
 
-void Sequence::replay() {
-  computed_ = 0;
-  accepted_ = 0;
+void Sequence::start_at(uint64_t position, uint32_t accepted, uint32_t snapshot) {
+  computed_ = position;
+  accepted_ = accepted;
+  snapshot_ = snapshot;
+  fill_end_ = tokens_.size();
   fresh = true;
   window_ = {};
+  if (!started_) {
+    stats_.cached_tokens = static_cast<uint32_t>(std::min<uint64_t>(position, context_->request.prompt.size()));
+  }
   in_window_ = false;
   pages_told_ = 0;
 }
