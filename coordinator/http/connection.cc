@@ -260,13 +260,15 @@ void Connection::dispatch() {
 void Connection::run_plain() {
   state_ = State::kWorking;
   const bool encode = route_.endpoint == Endpoint::kTokenize;
-  host_.service.workers().post([self = shared_from_this(), encode, body = std::move(parser_->get().body())] {
+  const size_t bytes = parser_->get().body().size();
+  auto work = [self = shared_from_this(), encode, body = std::move(parser_->get().body())] {
     const ModelService& service = self->host_.service;
     HttpReply made = encode ? tokenize_reply(body, service) : detokenize_reply(body, service);
     asio::post(self->socket_.get_executor(), [self, made = std::move(made)] {
       if (self->state_ == State::kWorking) self->reply(made);
     });
-  });
+  };
+  host_.service.workers().post(std::move(work), bytes);
 }
 
 void Connection::run_generation() {
@@ -288,8 +290,9 @@ void Connection::run_generation() {
                                        });
                                      },
                                  .gone = [gone = gone_] { return gone->load(); }};
-  host_.service.workers().post([self = shared_from_this(), endpoint = route_.endpoint, context = std::move(context),
-                                body = std::move(parser_->get().body())]() mutable {
+  const size_t bytes = parser_->get().body().size();
+  auto work = [self = shared_from_this(), endpoint = route_.endpoint, context = std::move(context),
+               body = std::move(parser_->get().body())]() mutable {
     ApiOr<std::unique_ptr<GenerationJob>> made = GenerationJob::admit(endpoint, body, std::move(context));
     ApiOr<std::shared_ptr<GenerationJob>> admitted = cancelled_error();
     if (made.ok()) {
@@ -299,7 +302,8 @@ void Connection::run_generation() {
     }
     asio::post(self->socket_.get_executor(),
                [self, admitted = std::move(admitted)]() mutable { self->on_admitted(std::move(admitted)); });
-  });
+  };
+  host_.service.workers().post(std::move(work), bytes);
   watch();
 }
 
