@@ -63,7 +63,12 @@ absl::StatusOr<std::unique_ptr<ModelService>> ModelService::create(Engine& engin
   if (options.names.empty()) return absl::InvalidArgumentError("a served model needs a name");
   absl::StatusOr<ApiKeys> keys = ApiKeys::parse(options.api_key_hashes);
   if (!keys.ok()) return keys.status();
-  return std::unique_ptr<ModelService>(new ModelService(engine, tokenizer, chat, std::move(options), *std::move(keys)));
+  absl::StatusOr<ApiKeys> admin = ApiKeys::parse(options.admin_key_hashes);
+  if (!admin.ok()) return admin.status();
+  std::unique_ptr<ModelService> service(
+      new ModelService(engine, tokenizer, chat, std::move(options), *std::move(keys)));
+  service->admin_ = *std::move(admin);
+  return service;
 }
 
 ModelService::ModelService(Engine& engine, const Tokenizer& tokenizer, const ChatTemplate* chat,

@@ -48,6 +48,7 @@ struct ModelServiceOptions {
   uint32_t max_tokens = 0;                       // of a reply that names none; 0: what the context leaves
   std::chrono::milliseconds request_timeout{0};  // 0: none
   std::vector<std::string> api_key_hashes;       // SHA-256 in hex; none: everybody is served
+  std::vector<std::string> admin_key_hashes;     // the same, for the /admin routes; none: there are none
   int workers = 2;                               // threads of workers()
   // "Recent" in "ready means a recent step on every rank". Longer than the longest pass and the engine's ping interval.
   std::chrono::milliseconds recent_step{30000};
@@ -89,6 +90,9 @@ class ModelService {
   Readiness readiness() const;
 
   bool keys_required() const { return keys_.required(); }
+  /// Whether there are /admin routes, and whether this is one of their keys.
+  bool has_admin() const { return admin_.required(); }
+  bool is_admin(std::string_view authorization) const { return admin_.allows(authorization); }
   bool authorized(std::string_view authorization) const { return keys_.allows(authorization); }
 
   /// "chatcmpl-" and 24 characters: unlike any other of this server, and not guessable.
@@ -118,6 +122,7 @@ class ModelService {
   const ChatTemplate* chat_;
   const ModelServiceOptions options_;
   const ApiKeys keys_;
+  ApiKeys admin_;
   std::vector<ServedModel> models_;
   std::chrono::steady_clock::time_point started_;
   std::unique_ptr<WorkerPool> workers_;

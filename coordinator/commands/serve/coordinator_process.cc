@@ -123,6 +123,7 @@ absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool
   absl::StatusOr<std::vector<std::string>> keys = api_key_hashes(profile);
   if (!keys.ok()) return keys.status();
   options.api_key_hashes = *std::move(keys);
+  options.admin_key_hashes = profile.http.admin_keys;
   options.readiness = [&link, &restoring] {
     Readiness readiness = link.readiness();
     if (readiness.ready && restoring) {

@@ -127,9 +127,9 @@ class EngineCacheTest : public ::testing::TestWithParam<CacheCase> {
   // Until nothing waits to be written.
   static void wait_written(World& world) {
     for (int i = 0; i < 5000; ++i) {
-      std::promise<bool> pending;
-      world.engine->with_states([&](StateKeeper& states) { pending.set_value(states.pending()); });
-      if (!pending.get_future().get()) return;
+      const auto pending = std::make_shared<std::promise<bool>>();
+      world.engine->with_states([pending](StateKeeper& states) { pending->set_value(states.pending()); });
+      if (!pending->get_future().get()) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     ADD_FAILURE() << "states are not written within ten seconds";
@@ -349,7 +349,7 @@ TEST_P(EngineCacheTest, StatesComeBackFromDisk) {
   };
   reopen();
   const std::vector<uint32_t> prompt = text(300, 1);
-  const std::vector<uint32_t> longer = text(2500, 2);
+  const std::vector<uint32_t> longer = text(2180, 2);
   GenerationStats stats;
   EXPECT_EQ(same(request(prompt), &stats), 0u);
   EXPECT_EQ(same(request(longer, 8)), 0u);
@@ -362,7 +362,7 @@ TEST_P(EngineCacheTest, StatesComeBackFromDisk) {
   EXPECT_EQ(warm_->engine->status().states.save_failures, 0u);
 
   reopen();
-  EXPECT_EQ(same(request(longer, 8)), resent(2500));
+  EXPECT_EQ(same(request(longer, 8)), resent(2180));
   EXPECT_GE(same(request(next)) + 8 + 1, next.size());
   EXPECT_GT(warm_->engine->status().states.restored, 1u);
   wait_written(*warm_);
@@ -381,7 +381,7 @@ TEST_P(EngineCacheTest, StatesComeBackFromDisk) {
   EXPECT_GT(warm_->engine->status().states.restore_failures, 0u);
   wait_written(*warm_);
   reopen();
-  EXPECT_EQ(same(request(longer, 8)), resent(2500));
+  EXPECT_EQ(same(request(longer, 8)), resent(2180));
 
   // Rank 1 has lost its files, and rank 0 one in the middle.
   warm_.reset();
@@ -396,14 +396,14 @@ TEST_P(EngineCacheTest, PinnedContextsAreBackBeforeTheFirstRequest) {
   const FolderForStates folder;
   warm_.reset();
   warm_ = open(true, 256, 64, folder.path());
-  const std::vector<uint32_t> prompt = text(2300, 6);
+  const std::vector<uint32_t> prompt = text(2120, 6);
   GenerationStats stats;
   same(request(prompt, 8), &stats);
   wait_written(*warm_);
   const auto with = [&](auto call) {
-    std::promise<bool> done;
-    warm_->engine->with_states([&](StateKeeper& states) { done.set_value(call(states)); });
-    return done.get_future().get();
+    const auto done = std::make_shared<std::promise<bool>>();
+    warm_->engine->with_states([done, call](StateKeeper& states) { done->set_value(call(states)); });
+    return done->get_future().get();
   };
   EXPECT_TRUE(with([](StateKeeper& states) {
     const std::vector<StoredSegment> all = states.list();
