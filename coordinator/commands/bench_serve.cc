@@ -77,7 +77,7 @@ absl::StatusOr<LoadOptions> options_of(ServeFlags* flags) {
 
 void tell_level(const LevelFigures& level) {
   std::cerr << fmt::format("{}: {} requests in {:.1f} s, {:.1f} reply tokens/s, {} errors\n",
-                           level.users > 0 ? fmt::format("{} users", level.users) : fmt::format("{:g}/s", level.rate),
+                           level.users > 0 ? fmt::format("{} user{}", level.users, level.users == 1 ? "" : "s") : fmt::format("{:g}/s", level.rate),
                            level.requests, level.wall_s, level.reply_tokens_per_s, level.error_count());
 }
 

@@ -165,6 +165,7 @@ void Connection::read_head_fields() {
   keep_alive_ = request.keep_alive() && !host_.draining;
   chunked_reply_ = request.version() >= 11;
   trusted_ = host_.service.authorized(view(request[http::field::authorization]));
+  background_ = host_.service.background_key(view(request[http::field::authorization]));
   route_ = find_route(view(request.target()), host_.options.metrics);
   const bool admin = route_.endpoint == Endpoint::kStates;
   if (admin && !host_.service.has_admin()) route_ = {};
@@ -286,6 +287,7 @@ void Connection::run_generation() {
                                  .metrics = host_.metrics,
                                  .id = id,
                                  .arrived = arrived_,
+                                 .background = background_,
                                  .wake =
                                      [weak, executor = socket_.get_executor()] {
                                        asio::post(executor, [weak] {

@@ -123,13 +123,15 @@ struct Profile {
   } state;
 
   struct Schedule {
-    int max_sequences = 0;          // lanes
-    int max_batch_rows = 0;         // rows a pass
-    int prompt_chunk = 0;           // rows
-    int queue_limit = 0;            // requests
-    std::int64_t queue_tokens = 0;  // tokens; 0: no limit
-    Duration round_budget{};
-    Duration request_timeout{};  // 0: none
+    int max_sequences = 0;                       // lanes
+    int max_batch_rows = 0;                      // rows a pass
+    int prompt_chunk = 0;                        // rows
+    int queue_limit = 0;                         // requests
+    std::int64_t queue_tokens = 0;               // tokens; 0: no limit
+    Duration round_budget{};                     // 0: from measured pass costs
+    Duration request_timeout{};                  // 0: none
+    std::vector<std::string> background_models;  // names whose requests are background
+    std::vector<std::string> background_keys;    // SHA-256, hex: keys whose requests are
   } schedule;
 
   struct Draft {

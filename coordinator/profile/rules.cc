@@ -220,6 +220,18 @@ Rules scheduling_rules() {
          return fmt::format("{} rows do not fit a pass of {} (schedule.max_batch_rows)", s.prompt_chunk,
                             s.max_batch_rows);
        }},
+      {{"schedule.background_models", "model.served_name", "model.aliases"},
+       kError,
+       "`schedule.background_models` are names that the model is served under.",
+       [](const Context& c) -> std::string {
+         const auto& model = c.profile.model;
+         for (const std::string& name : c.profile.schedule.background_models) {
+           const bool known = name == model.served_name ||
+                              std::find(model.aliases.begin(), model.aliases.end(), name) != model.aliases.end();
+           if (!known) return fmt::format("'{}' is neither model.served_name nor one of model.aliases", name);
+         }
+         return "";
+       }},
       {{"draft.max_width", "schedule.max_batch_rows", "draft.kind"},
        kError,
        "`draft.max_width` is at most `schedule.max_batch_rows`.",

@@ -76,6 +76,7 @@ ApiOr<uint64_t> Engine::submit(GenerationRequest request, GenerationSink sink) {
   std::sort(context->end_ids.begin(), context->end_ids.end());
   context->sink = std::move(sink);
   context->submitted = Clock::now();
+  context->progress_interval = options_.progress_interval;
   context->request = std::move(request);
   const GenerationRequest& kept = context->request;
   std::vector<std::unique_ptr<Sequence>> sequences;

@@ -25,6 +25,7 @@ struct EngineOptions {
   std::chrono::microseconds park_deadline{60000000};
   std::chrono::milliseconds ping_interval{
       2000};  // an idle world runs an empty pass so often: ready means a recent step
+  std::chrono::milliseconds progress_interval{1000};  // of a prompt that is read, for clients that asked
   DraftKind draft = DraftKind::kAuto;
   CopyOptions copy;
   WidthOptions width;

@@ -1,5 +1,7 @@
 #include "coordinator/schedule/sequence.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
 #include "coordinator/sampling/identity.h"
@@ -7,6 +9,8 @@
 
 namespace tensorfold {
 namespace {
+
+constexpr std::chrono::seconds kLogInterval{5};
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -30,7 +34,9 @@ Sequence::Sequence(std::shared_ptr<RequestContext> context, uint32_t choice, Dra
       tokens_(context_->request.prompt),
       counts_(context_->request.prompt),
       drafter_(make_drafter(kind_, copy)),
-      stop_(context_->request.stop) {
+      stop_(context_->request.stop),
+      progress_(context_->progress_interval),
+      log_progress_(kLogInterval) {
   sampling_.seed = choice_seed(context_->seed, choice);
   if (tokenizer != nullptr) decoder_ = std::make_unique<StreamDecoder>(*tokenizer, /*skip_special=*/true);
   stats_.prompt_tokens = static_cast<uint32_t>(tokens_.size());
@@ -168,7 +174,7 @@ void Sequence::take(const SequencePlan& plan, const std::vector<int32_t>& drafts
   fresh = false;
   computed_ = plan.first_position + plan.certain;
   accepted_ = 0;
-  if (plan.wants.empty()) return;
+  if (plan.wants.empty()) return read_on();
   std::vector<int32_t> window(plan.tokens.begin() + plan.certain, plan.tokens.end());
   window.insert(window.end(), drafts.begin(), drafts.end());
   const bool decoding = started_ && in_window_;
@@ -212,6 +218,22 @@ void Sequence::take(const SequencePlan& plan, const std::vector<int32_t>& drafts
     const bool stopped =
         stop_.stopped() || (reply_tokens() > context_->request.min_tokens && ends_reply(tokens_.back()));
     finish(stopped ? FinishReason::kStop : FinishReason::kLength);
+  }
+}
+
+void Sequence::read_on() {
+  // The copy drafter's index grows with the prompt, so that no round has to index all of it at once.
+  drafter_->observe(std::span(tokens_).first(computed_));
+  const Clock::time_point now = Clock::now();
+  const GenerationRequest& request = context_->request;
+  if (const auto event = log_progress_.after_pass(now, computed_, tokens_.size())) {
+    spdlog::info("{}: read {} of {} prompt tokens, {:.0f} a second, {:.0f} s left", request.id, event->read,
+                 event->total, event->tokens_per_s, event->seconds_left);
+  }
+  if (!request.progress || started_) return;  // a reply that has begun is not read by its client
+  if (auto event = progress_.after_pass(now, computed_, tokens_.size())) {
+    event->choice = choice_;
+    context_->sink(*event);
   }
 }
 

@@ -18,6 +18,7 @@
 #include "coordinator/draft/width_policy.h"
 #include "coordinator/sampling/sampler.h"
 #include "coordinator/sampling/token_counts.h"
+#include "coordinator/schedule/prompt_progress.h"
 #include "coordinator/tokenizer/stream_decoder.h"
 #include "transport/pass/executor.h"
 
@@ -34,6 +35,7 @@ struct RequestContext {
   uint64_t seed = 0;
   bool cancelled = false;
   std::chrono::steady_clock::time_point submitted;
+  std::chrono::milliseconds progress_interval{1000};  // between progress events of one choice
 };
 
 class Sequence {
@@ -114,6 +116,8 @@ class Sequence {
   bool keep(RowSample sample, TokenEvent& event);
   bool ends_reply(uint32_t id) const;
   void want(SequencePlan* plan, uint32_t row) const;
+  /// A prompt pass that gives no token: says how far it has come, to the log and to a client that asked.
+  void read_on();
   void begin_plan(bool use_mtp, SequencePlan* plan) const;
   void add_pages(SequencePlan* plan);
 
@@ -140,6 +144,8 @@ class Sequence {
   std::unique_ptr<StreamDecoder> decoder_;
   StopMatcher stop_;
   GenerationStats stats_;
+  PromptProgress progress_;      // for the client
+  PromptProgress log_progress_;  // for the log
   bool finished_ = false;
   Clock::time_point first_token_;
 };

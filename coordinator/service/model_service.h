@@ -49,7 +49,10 @@ struct ModelServiceOptions {
   std::chrono::milliseconds request_timeout{0};  // 0: none
   std::vector<std::string> api_key_hashes;       // SHA-256 in hex; none: everybody is served
   std::vector<std::string> admin_key_hashes;     // the same, for the /admin routes; none: there are none
-  int workers = 2;                               // threads of workers()
+  // Requests with one of these keys (hashes as above), or for one of these names, are background whatever they say.
+  std::vector<std::string> background_key_hashes;
+  std::vector<std::string> background_names;
+  int workers = 2;  // threads of workers()
   // "Recent" in "ready means a recent step on every rank". Longer than the longest pass and the engine's ping interval.
   std::chrono::milliseconds recent_step{30000};
   // The cluster's part of readiness(). Called from several threads; must not wait. Empty: a world without ranks to
@@ -95,6 +98,9 @@ class ModelService {
   bool is_admin(std::string_view authorization) const { return admin_.allows(authorization); }
   bool authorized(std::string_view authorization) const { return keys_.allows(authorization); }
 
+  /// Whether the profile makes requests with this Authorization value background.
+  bool background_key(std::string_view authorization) const { return background_keys_.holds(authorization); }
+
   /// "chatcmpl-" and 24 characters: unlike any other of this server, and not guessable.
   std::string new_id(std::string_view prefix) const;
 
@@ -107,10 +113,10 @@ class ModelService {
 
  private:
   ModelService(Engine& engine, const Tokenizer& tokenizer, const ChatTemplate* chat, ModelServiceOptions options,
-               ApiKeys keys);
+               ApiKeys keys, ApiKeys background_keys);
 
   GenerationBounds bounds() const;
-  void set_deadline(GenerationRequest* request) const;
+  void apply_profile(const std::string& model, GenerationRequest* request) const;
   ApiOr<Rendered> render(const std::vector<ChatMessage>& messages, const boost::json::array& tools,
                          const boost::json::object& variables, bool add_generation_prompt) const;
   ApiOr<std::vector<uint32_t>> encode(const Rendered& rendered) const;
@@ -123,6 +129,7 @@ class ModelService {
   const ModelServiceOptions options_;
   const ApiKeys keys_;
   ApiKeys admin_;
+  const ApiKeys background_keys_;
   std::vector<ServedModel> models_;
   std::chrono::steady_clock::time_point started_;
   std::unique_ptr<WorkerPool> workers_;

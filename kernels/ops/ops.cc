@@ -78,7 +78,11 @@ void Ops::route(const RouteArgs&) { kernel_check(false, "route: this backend has
 
 void Ops::experts(const ExpertsArgs&) { kernel_check(false, "experts: this backend has no experts"); }
 
-// Likewise for supports_row_caches().
+// Likewise for supports_state() and supports_row_caches().
+void Ops::relu_squared(Tensor) { kernel_check(false, "relu_squared: this backend has no such operation"); }
+
+void Ops::mamba2(const Mamba2Args&) { kernel_check(false, "mamba2: this backend has no Mamba2 layers"); }
+
 std::unique_ptr<RowCache> Ops::make_row_cache(std::span<const RowCacheLayer>, int64_t) {
   kernel_check(false, "make_row_cache: this backend has no row caches");
   return nullptr;
@@ -91,8 +95,10 @@ void Ops::row_write(RowCache&, int64_t, Tensor, const RowBatch&) {
 void Ops::qkv(KvCache& cache, int64_t layer, const QkvArgs& args) {
   if (args.q_norm != nullptr) rms_norm(args.q, args.heads, *args.q_norm, args.eps, args.q);
   if (args.k_norm != nullptr) rms_norm(args.k, args.kv_heads, *args.k_norm, args.eps, args.k);
-  rope(args.q, args.heads, args.head_dim, args.rope);
-  rope(args.k, args.kv_heads, args.head_dim, args.rope);
+  if (args.rope.cos.data != nullptr) {
+    rope(args.q, args.heads, args.head_dim, args.rope);
+    rope(args.k, args.kv_heads, args.head_dim, args.rope);
+  }
   kv_write(cache, layer, args.k, args.v, args.rows);
 }
 

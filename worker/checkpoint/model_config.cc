@@ -9,6 +9,7 @@
 #include <set>
 
 #include "worker/checkpoint/json_fields.h"
+#include "worker/checkpoint/nemotron_config.h"
 #include "worker/checkpoint/rope_config.h"
 #include "worker/checkpoint/safetensors.h"
 
@@ -32,7 +33,8 @@ const std::vector<FamilyRow>& family_rows() {
       {"qwen3_5", Family::kQwen3_5, {"Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"}},
       {"qwen3_5_text", Family::kQwen3_5, {"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}},
       {"qwen3_5_moe", Family::kQwen3_5Moe, {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"}},
-      {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}}};
+      {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
+      {"nemotron_h", Family::kNemotronH, {"NemotronHForCausalLM"}}};
   return rows;
 }
 
@@ -96,8 +98,9 @@ void refuse_features(FieldReader& fields, const ModelConfig& config) {
     const std::string gate = fields.string("output_gate_type", "silu");
     if (gate != "silu" && gate != "swish") fields.refuse("output_gate_type", "silu");
   }
-  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    if (has_experts(config.family) && key != std::string_view("n_routed_experts")) continue;
+  for (const std::string_view key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    const bool routed = config.family == Family::kNemotronH;
+    if (has_experts(config.family) && routed == (key == "n_routed_experts")) continue;
     if (fields.integer(key, 0, 1 << 20, 0) > 0) {
       fields.refuse(key, fmt::format("0 ({} has no experts under this name)", config.model_type));
     }
@@ -124,7 +127,8 @@ void parse_dimensions(FieldReader& fields, ModelConfig& config) {
   if (config.head_dim % 2 != 0 || config.head_dim < 2 || config.head_dim > 1024) {
     fields.refuse("head_dim", "an even number from 2 to 1024");
   }
-  config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 0.1);
+  config.rms_norm_eps =
+      fields.number(config.family == Family::kNemotronH ? "layer_norm_epsilon" : "rms_norm_eps", 0.0, 0.1);
   config.max_positions = fields.integer("max_position_embeddings", 1, 1 << 24);
 }
 
@@ -299,9 +303,37 @@ std::string yarn_text(const RopeConfig& rope) {
 std::string experts_text(const ModelConfig& c) {
   if (c.experts.count == 0) return {};
   std::string kinds;
-  for (MlpKind kind : c.mlps) kinds += kind == MlpKind::kExperts ? 'E' : 'D';
-  return fmt::format("experts={},{},{},{},{} in {}\n", c.experts.count, c.experts.per_token,
-                     c.experts.intermediate_size, c.experts.shared_intermediate_size, c.experts.renormalise, kinds);
+  for (MlpKind kind : c.mlps) kinds += kind == MlpKind::kExperts ? 'E' : (kind == MlpKind::kDense ? 'D' : '-');
+  const ExpertsConfig& e = c.experts;
+  std::string text = fmt::format("experts={},{},{},{},{} in {}\n", e.count, e.per_token, e.intermediate_size,
+                                 e.shared_intermediate_size, e.renormalise, kinds);
+  const ExpertsConfig plain;
+  if (e.shared_gate != plain.shared_gate || e.sigmoid || e.choice_bias || e.scale != plain.scale || !e.gated) {
+    text += fmt::format("router={},{},{:a} shared gate={} gated={}\n", e.sigmoid, e.choice_bias, e.scale, e.shared_gate,
+                        e.gated);
+  }
+  return text;
+}
+
+std::string mamba2_text(const ModelConfig& c) {
+  const Mamba2Config& m = c.mamba2;
+  if (m.heads == 0) return {};
+  return fmt::format("mamba2={},{},{},{},{},{},{:a},{:a}\n", m.heads, m.head_dim, m.groups, m.state, m.conv_kernel,
+                     m.conv_bias, m.least_step, m.most_step);
+}
+
+char letter_of(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kFullAttention:
+      return 'F';
+    case LayerKind::kLinearAttention:
+      return 'L';
+    case LayerKind::kMamba2:
+      return 'M';
+    case LayerKind::kNone:
+      break;
+  }
+  return '-';
 }
 
 // modelopt's own file. Newer exports say the same in config.json; there lists of modules may be abridged, so only the
@@ -340,6 +372,8 @@ std::string_view family_name(Family family) {
       return "qwen3_5";
     case Family::kQwen3_5Moe:
       return "qwen3_5_moe";
+    case Family::kNemotronH:
+      return "nemotron_h";
   }
   return "unknown";
 }
@@ -349,7 +383,8 @@ bool is_hybrid(Family family) {
 }
 
 bool has_experts(Family family) {
-  return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe;
+  return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe ||
+         family == Family::kNemotronH;
 }
 
 int64_t ModelConfig::count(LayerKind kind) const { return std::count(layers.begin(), layers.end(), kind); }
@@ -358,9 +393,9 @@ int64_t ModelConfig::count(MlpKind kind) const { return std::count(mlps.begin(),
 
 std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
-  for (LayerKind kind : c.layers) kinds += kind == LayerKind::kFullAttention ? 'F' : 'L';
+  for (LayerKind kind : c.layers) kinds += letter_of(kind);
   const std::string quantization = canonical_text(c.quantization);
-  return experts_text(c) + yarn_text(c.rope) +
+  return experts_text(c) + mamba2_text(c) + yarn_text(c.rope) +
          fmt::format(
              "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
              "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
@@ -389,16 +424,20 @@ absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::stri
   config.family = (*row)->family;
   config.model_type = std::string((*row)->model_type);
   config.quantization = std::move(*quantization);
-  config.qk_norm = config.family != Family::kLlama;
+  config.qk_norm = config.family != Family::kLlama && config.family != Family::kNemotronH;
   config.attn_output_gate = config.zero_centred_norms = is_hybrid(config.family);
   FieldReader fields(label, *top, *text, "text_config.");
   parse_dimensions(fields, config);
   if (!fields.ok()) return fields.status();
   refuse_features(fields, config);
-  parse_layers(fields, config);
-  parse_experts(fields, config);
-  parse_linear(fields, config);
-  config.rope = parse_rope(fields, config.family, config.head_dim, config.max_positions, label);
+  if (config.family == Family::kNemotronH) {
+    parse_nemotron_h(fields, config);
+  } else {
+    parse_layers(fields, config);
+    parse_experts(fields, config);
+    parse_linear(fields, config);
+    config.rope = parse_rope(fields, config.family, config.head_dim, config.max_positions, label);
+  }
   // qwen3_next's files ship the layer without counting it: the weights decide.
   if (is_hybrid(config.family)) {
     config.mtp_layers = fields.integer("mtp_num_hidden_layers", 0, 1, config.family == Family::kQwen3Next ? 1 : 0);

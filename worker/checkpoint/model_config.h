@@ -12,16 +12,17 @@
 
 namespace tensorfold {
 
-enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe };
+enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe, kNemotronH };
 std::string_view family_name(Family family);
 /// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe.
 bool is_hybrid(Family family);
 /// Mixtures of experts in some or all layers.
 bool has_experts(Family family);
 
-enum class LayerKind : uint8_t { kFullAttention, kLinearAttention };
+/// What mixes tokens in a layer; kNone in a block that is an MLP or experts alone.
+enum class LayerKind : uint8_t { kFullAttention, kLinearAttention, kMamba2, kNone };
 
-enum class MlpKind : uint8_t { kDense, kExperts };
+enum class MlpKind : uint8_t { kDense, kExperts, kNone };
 
 enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
 
@@ -55,13 +56,30 @@ struct LinearAttentionConfig {
   bool fused = false;  // in_proj_qkvz and in_proj_ba, interleaved by key head (qwen3_next)
 };
 
+/// Mamba2 layers.
+struct Mamba2Config {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t groups = 0;  // divides heads
+  int64_t state = 0;
+  int64_t conv_kernel = 0;
+  bool conv_bias = false;
+  double least_step = 0.0;  // bounds of the time step
+  double most_step = 0.0;   // may be infinity
+};
+
 /// Mixture-of-experts layers; all 0 in a dense family.
 struct ExpertsConfig {
   int64_t count = 0;
   int64_t per_token = 0;                 // at most count
   int64_t intermediate_size = 0;         // columns of one expert
-  int64_t shared_intermediate_size = 0;  // of the shared expert, which has a sigmoid gate; 0: there is none
+  int64_t shared_intermediate_size = 0;  // of the shared expert; 0: there is none
+  bool shared_gate = true;               // the shared expert has a sigmoid gate
   bool renormalise = false;              // the chosen experts' weights are divided by their sum
+  bool sigmoid = false;                  // scores are sigmoids of the router's logits, not a softmax
+  bool choice_bias = false;              // a bias is added to the scores for the choice alone
+  double scale = 1.0;                    // of the routed experts' weights
+  bool gated = true;                     // silu(gate x) * (up x); else relu(up x)^2
 };
 
 struct ModelConfig {
@@ -81,6 +99,7 @@ struct ModelConfig {
   std::vector<MlpKind> mlps;  // one a layer; an MTP layer has experts where the family has them
   ExpertsConfig experts;
   LinearAttentionConfig linear;     // all 0 without linear layers
+  Mamba2Config mamba2;              // all 0 without Mamba2 layers
   bool attn_output_gate = false;    // q_proj holds a gate beside each head's query
   bool qk_norm = false;             // q_norm and k_norm before the rotation
   bool zero_centred_norms = false;  // the family stores gamma - 1, unless a converter added the 1 (names.h)

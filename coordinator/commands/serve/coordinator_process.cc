@@ -132,6 +132,8 @@ absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool
     }
     return readiness;
   };
+  options.background_key_hashes = profile.schedule.background_keys;
+  options.background_names = profile.schedule.background_models;
   return options;
 }
 

@@ -133,12 +133,38 @@ std::vector<float> row_logits(const PassResult& pass, uint32_t slot, uint32_t ro
 
 uint64_t bits_hash(const std::vector<float>& logits) { return XXH64(logits.data(), logits.size() * sizeof(float), 0); }
 
+uint32_t wrong_token(uint32_t right) { return right == 0 ? 1 : right - 1; }
+
 // The right tokens with some made wrong, so that windows of every acceptance occur.
 std::vector<uint32_t> mixed_drafts(const std::vector<uint32_t>& expected, size_t from, size_t count) {
   std::vector<uint32_t> drafts;
   for (size_t i = from; i < expected.size() && drafts.size() < count; ++i) {
     const bool wrong = (i * 7 + count * 3) % 5 == 0;
-    drafts.push_back(!wrong ? expected[i] : expected[i] == 0 ? 1u : expected[i] - 1);
+    drafts.push_back(wrong ? wrong_token(expected[i]) : expected[i]);
+  }
+  return drafts;
+}
+
+// A drafter that is of no use: its windows change their width every round, and in turn everything is right, everything
+// is wrong, one token is repeated, or the tokens are noise.
+std::vector<uint32_t> adversary_drafts(const std::vector<uint32_t>& expected, size_t from, uint32_t last, size_t round,
+                                       size_t most) {
+  const size_t count = (round * 5 + 3) % (most + 1);
+  std::vector<uint32_t> drafts;
+  for (size_t i = from; i < expected.size() && drafts.size() < count; ++i) {
+    switch (round / 2 % 4) {
+      case 0:
+        drafts.push_back(expected[i]);
+        break;
+      case 1:
+        drafts.push_back(wrong_token(expected[i]));
+        break;
+      case 2:
+        drafts.push_back(last);
+        break;
+      default:
+        drafts.push_back(static_cast<uint32_t>((i * 2654435761u + round * 40503u) >> 7) % 64);
+    }
   }
   return drafts;
 }
@@ -254,6 +280,8 @@ class CellRunner {
         return main_->window_plan({}, static_cast<uint32_t>(count), true);
       case CellDraft::kMixed:
         return main_->window_plan(mixed_drafts(expected_, reply, count), 0, false);
+      case CellDraft::kAdversary:
+        return main_->window_plan(adversary_drafts(expected_, reply, main_->tokens().back(), rounds_, count), 0, false);
     }
     return {};
   }

@@ -43,6 +43,8 @@ std::string draft_name(CellDraft draft) {
       return "mtp";
     case CellDraft::kMixed:
       return "mixed";
+    case CellDraft::kAdversary:
+      return "adversary";
   }
   return "?";
 }

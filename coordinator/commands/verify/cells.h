@@ -10,9 +10,10 @@ namespace tensorfold {
 /// How a cell drafts. Widths are rows of the verify window: 1 drafts nothing.
 enum class CellDraft : uint8_t {
   kOff,
-  kCopy,   // suffix match in the history
-  kMtp,    // the model's own MTP layer, chained
-  kMixed,  // the right tokens with some made wrong: every number of accepted rows occurs
+  kCopy,       // suffix match in the history
+  kMtp,        // the model's own MTP layer, chained
+  kMixed,      // the right tokens with some made wrong: every number of accepted rows occurs
+  kAdversary,  // windows of changing width, in turn all right, all wrong, one token repeated, and noise
 };
 
 /// Where the tested sequence's state comes from. All but the first move it to another slot whenever they may.
@@ -44,7 +45,8 @@ struct Axes {
   std::vector<std::string> transports = {"local", "ucx"};
   std::vector<std::string> variants;  // filled in from the backend and the machine
   std::vector<int> threads = {1, 2};
-  std::vector<CellDraft> drafts = {CellDraft::kOff, CellDraft::kCopy, CellDraft::kMtp, CellDraft::kMixed};
+  std::vector<CellDraft> drafts = {CellDraft::kOff, CellDraft::kCopy, CellDraft::kMtp, CellDraft::kMixed,
+                                   CellDraft::kAdversary};
   std::vector<int> widths = {2, 3, 4, 5, 6, 7, 8};
   std::vector<int> chunks = {1, 7, 64, 0};
   std::vector<bool> mates = {false, true};
