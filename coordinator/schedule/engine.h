@@ -24,6 +24,7 @@
 #include "coordinator/draft/width_policy.h"
 #include "coordinator/schedule/admission.h"
 #include "coordinator/schedule/engine_types.h"
+#include "coordinator/schedule/fill_log.h"
 #include "coordinator/schedule/lanes.h"
 #include "coordinator/schedule/round_planner.h"
 #include "coordinator/schedule/sequence.h"
@@ -109,6 +110,7 @@ class Engine {
   Lanes lanes_;
   WidthPolicy policy_;
   RoundPlanner planner_;
+  FillLog fill_log_;
   double mtp_step_ms_ = 0;  // measured by warm_up()
   int failures_ = 0;        // passes that failed in a row
   absl::Status down_;       // not OK while ranks are missing
