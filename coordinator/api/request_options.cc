@@ -114,6 +114,7 @@ void read_streaming(Fields& fields, RequestOptions* options) {
   }
   Fields inner(*stream_options, "stream_options");
   options->include_usage = inner.boolean("include_usage").value_or(false);
+  options->progress = inner.boolean("progress").value_or(false);
   inner.ignore({"include_obfuscation"});  // padding against traffic analysis; the reply is the same
   if (auto error = inner.finish()) fields.fail(*error);
 }
@@ -141,6 +142,7 @@ RequestOptions read_options(Fields& fields, const RequestDefaults& defaults) {
   if (auto value = fields.integer("n", 1, kMaxChoices)) options.n = static_cast<uint32_t>(*value);
   read_streaming(fields, &options);
   options.draft = fields.boolean("draft").value_or(true);
+  options.cache = fields.boolean("cache").value_or(true);
   options.return_token_ids = fields.boolean("return_token_ids").value_or(false);
   options.ignore_eos = fields.boolean("ignore_eos").value_or(false);
   read_priority(fields, &options);
@@ -166,8 +168,10 @@ ApiOr<GenerationRequest> make_generation(const RequestOptions& options, std::str
   request.stop_ids = options.stop_token_ids;
   request.ignore_eos = options.ignore_eos;
   request.draft = options.draft;
+  request.cache = options.cache;
   request.logprobs = options.logprobs;
   request.return_token_ids = options.return_token_ids;
+  request.progress = options.progress;
   request.priority = options.priority;
   if (auto error = resolve_generation(bounds, options.max_tokens, &request)) return *error;
   return request;

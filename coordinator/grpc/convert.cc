@@ -122,7 +122,9 @@ ApiOr<RequestOptions> options_from_proto(const pb::GenerateRequest& request, con
   if (sampling.has_min_tokens()) out.min_tokens = sampling.min_tokens();
   if (sampling.has_ignore_eos()) out.ignore_eos = sampling.ignore_eos();
   if (request.has_draft()) out.draft = request.draft();
+  if (request.has_cache()) out.cache = request.cache();
   out.return_token_ids = request.return_token_ids();
+  out.progress = request.progress();
   switch (request.priority()) {
     case pb::PRIORITY_UNSPECIFIED:
     case pb::PRIORITY_FOREGROUND:
@@ -134,6 +136,17 @@ ApiOr<RequestOptions> options_from_proto(const pb::GenerateRequest& request, con
       return invalid_value_error("priority", "it is neither PRIORITY_FOREGROUND nor PRIORITY_BACKGROUND");
   }
   out.stream = true;
+  return out;
+}
+
+pb::GenerateEvent progress_to_proto(const ProgressEvent& event) {
+  pb::GenerateEvent out;
+  pb::Progress* progress = out.mutable_progress();
+  progress->set_choice(event.choice);
+  progress->set_read(event.read);
+  progress->set_total(event.total);
+  progress->set_tokens_per_s(event.tokens_per_s);
+  progress->set_seconds_left(event.seconds_left);
   return out;
 }
 

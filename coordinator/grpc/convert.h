@@ -29,6 +29,7 @@ ApiOr<std::vector<uint32_t>> ids_from_proto(const google::protobuf::RepeatedFiel
 /// A piece of a choice; nothing if there is nothing to send of it.
 std::optional<pb::GenerateEvent> delta_to_proto(const Tokenizer& tokenizer, uint32_t choice, const ReplyPiece& piece,
                                                 bool token_ids, bool logprobs);
+pb::GenerateEvent progress_to_proto(const ProgressEvent& event);
 void stats_to_proto(const GenerationStats& stats, const std::string& fingerprint, pb::Finish* out);
 pb::FinishReason reason_to_proto(FinishReason reason);
 

@@ -155,6 +155,8 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
     for (EventQueue::Item& item : queue_->take()) {
       if (TokenEvent* tokens = std::get_if<TokenEvent>(&item.event)) {
         take(std::move(*tokens));
+      } else if (const ProgressEvent* read = std::get_if<ProgressEvent>(&item.event)) {
+        send(progress_to_proto(*read));
       } else if (!take(std::get<FinishEvent>(item.event))) {
         return;
       }

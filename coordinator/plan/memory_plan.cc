@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "transport/pass/plan.h"
+#include "worker/state/snapshots.h"
 
 namespace tensorfold {
 namespace {
@@ -104,6 +105,12 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
     plan->items.push_back(
         {"states", lane * plan->lanes, fmt::format("{} lanes, {} each", plan->lanes, human_bytes(lane)), false});
   }
+  if (plan->snapshots > 0) {
+    const int64_t each = snapshot_bytes(shape);
+    plan->items.push_back({"snapshots", plan->snapshots * each,
+                           fmt::format("at most {} for the prefix cache, {} each", plan->snapshots, human_bytes(each)),
+                           false});
+  }
   if (plan->device && profile.compute.launch == "graph") {
     plan->items.push_back({"kept launches", kept_launch_bytes(shape, plan->context), "at most", false});
   }
@@ -147,6 +154,13 @@ absl::StatusOr<int64_t> planned_pages(const Profile& profile, const ModelConfig&
   return std::min<int64_t>(pages, kMaxPages);
 }
 
+absl::StatusOr<int64_t> planned_snapshots(const Profile& profile, const ModelConfig& config) {
+  const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
+  if (!widest.ok()) return widest.status();
+  if (!profile.cache.enabled || widest->recurrent.empty()) return 0;
+  return std::min<int64_t>(profile.cache.snapshot_bytes / snapshot_bytes(*widest), kMaxSnapshots);
+}
+
 int64_t MemoryPlan::total() const {
   int64_t bytes = 0;
   for (const MemoryItem& item : items) bytes += device && item.host ? 0 : item.bytes;
@@ -180,6 +194,9 @@ absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelC
   plan.device = profile.compute.backend == "cuda";
   plan.pages = *pages;
   plan.page_bytes = page_bytes(profile, *shape);
+  const absl::StatusOr<int64_t> snapshots = planned_snapshots(profile, config);
+  if (!snapshots.ok()) return snapshots.status();
+  plan.snapshots = *snapshots;
   plan.context = profile.model.context_length > 0 ? profile.model.context_length : shape->context_length;
   plan.lanes = profile.schedule.max_sequences;
   add_device_items(profile, config, facts, *shape, &plan);
@@ -204,7 +221,7 @@ absl::Status check_memory_plan(const MemoryPlan& plan, const Profile& profile, i
   if (available < 0 || plan.total() <= available - profile.memory.floor_free) return absl::OkStatus();
   return absl::ResourceExhaustedError(fmt::format(
       "rank {} needs {}, but {} are available and memory.floor_free keeps {}: lower memory.kv_bytes, "
-      "schedule.max_sequences or schedule.max_batch_rows, or use more ranks",
+      "cache.snapshot_bytes, schedule.max_sequences or schedule.max_batch_rows, or use more ranks",
       plan.rank, human_bytes(plan.total()), human_bytes(available), human_bytes(profile.memory.floor_free)));
 }
 

@@ -29,8 +29,9 @@ struct MemoryPlan {
   bool device = false;  // the backend has memory of its own
   int64_t pages = 0;    // KV pages of every rank
   int64_t page_bytes = 0;
-  int64_t context = 0;  // tokens that a sequence may have: the profile's or the model's
-  int lanes = 0;        // sequences at once
+  int64_t snapshots = 0;  // copies of slots that every rank keeps for the prefix cache
+  int64_t context = 0;    // tokens that a sequence may have: the profile's or the model's
+  int lanes = 0;          // sequences at once
   std::vector<MemoryItem> items;
 
   /// Bytes where the backend computes; all of them where that is the host.
@@ -46,6 +47,9 @@ int64_t page_bytes(const Profile& profile, const ModelShape& shape);
 /// Pages of the pool. All ranks need the same, and rank 0 owns the most heads, so its bytes decide. InvalidArgument if
 /// memory.kv_bytes holds none.
 absl::StatusOr<int64_t> planned_pages(const Profile& profile, const ModelConfig& config);
+
+/// Snapshots that every rank can hold: rank 0 has the largest share of the states. A model without states needs none.
+absl::StatusOr<int64_t> planned_snapshots(const Profile& profile, const ModelConfig& config);
 
 /// Errors: a world wider than the model allows, a pool without a page, a rank that the world does not have.
 absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelConfig& config, const ModelFacts& facts,

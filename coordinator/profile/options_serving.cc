@@ -312,6 +312,16 @@ Options http_options() {
        .field = at<&Profile::http, &H::api_keys_file>,
        .help = "File with more of them, one a line; # starts a comment.",
        .example = "/etc/tensorfold/api-keys"},
+      {.key = "http.admin_keys",
+       .type = Type::kList,
+       .field = at<&Profile::http, &H::admin_keys>,
+       .pattern = &kKeyHash,
+       .help =
+           "SHA-256 hashes of the keys that may use the /admin routes, which list, pin and drop states. With none here "
+           "there are no such routes. They are no keys for anything else.",
+       .example = "[2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683]",
+       .secret = true,
+       .unique = true},
       {.key = "http.cors_origin",
        .type = Type::kString,
        .field = at<&Profile::http, &H::cors_origin>,

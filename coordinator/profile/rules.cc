@@ -180,6 +180,28 @@ Rules scheduling_rules() {
          const bool both = c.profile.memory.kv_pages > 0 && c.is_set("memory.kv_bytes");
          return both ? "memory.kv_bytes is set too: keep one of them" : "";
        }},
+      {{"cache.snapshot_tokens"},
+       kError,
+       "`cache.snapshot_tokens` is a multiple of 64, the tokens of a page.",
+       [](const Context& c) -> std::string {
+         const std::int64_t tokens = c.profile.cache.snapshot_tokens;
+         return tokens % 64 == 0 ? "" : fmt::format("{} is no multiple of 64", tokens);
+       }},
+      {{"state.quota", "state.min_tokens", "state.directory"},
+       kWarning,
+       "Options of `state` want `state.directory`.",
+       [](const Context& c) -> std::string {
+         const bool idle =
+             c.profile.state.directory.empty() && (c.is_set("state.quota") || c.is_set("state.min_tokens"));
+         return idle ? "has no effect without state.directory" : "";
+       }},
+      {{"state.directory", "cache.enabled"},
+       kError,
+       "`state.directory` wants `cache.enabled`: what is not cached cannot be kept.",
+       [](const Context& c) -> std::string {
+         const bool both = c.profile.state.directory.empty() || c.profile.cache.enabled;
+         return both ? "" : "cache.enabled is false";
+       }},
       {{"schedule.max_batch_rows", "schedule.max_sequences"},
        kError,
        "`schedule.max_batch_rows` is at least `schedule.max_sequences`: every running sequence has a row.",

@@ -19,6 +19,13 @@ bool mtp_in_use(const EngineModel& model, DraftKind kind) {
   return model.has_mtp && (kind == DraftKind::kMtp || kind == DraftKind::kAuto);
 }
 
+CacheOptions cache_options(const EngineModel& model, const EngineOptions& options) {
+  CacheOptions out = options.cache;
+  out.has_states = model.has_states;
+  out.has_mtp = mtp_in_use(model, options.draft);
+  return out;
+}
+
 }  // namespace
 
 Engine::Engine(ClusterLink& link, EngineModel model, EngineOptions options)
@@ -27,7 +34,7 @@ Engine::Engine(ClusterLink& link, EngineModel model, EngineOptions options)
       options_(options),
       last_step_(Clock::now()),
       admission_({.count = options.queue_limit, .tokens = options.queue_tokens}),
-      lanes_(options.max_sequences, options.pages),
+      lanes_(options.max_sequences, options.pages, cache_options(model_, options)),
       policy_(options.width),
       planner_({.max_batch_rows = options.max_batch_rows,
                 .prompt_chunk = options.prompt_chunk,
@@ -68,11 +75,15 @@ ApiOr<uint64_t> Engine::submit(GenerationRequest request, GenerationSink sink) {
   std::sort(context->end_ids.begin(), context->end_ids.end());
   context->sink = std::move(sink);
   context->submitted = Clock::now();
+  context->progress_interval = options_.progress_interval;
   context->request = std::move(request);
   const GenerationRequest& kept = context->request;
   std::vector<std::unique_ptr<Sequence>> sequences;
   for (uint32_t choice = 0; choice < kept.n; ++choice) {
     sequences.push_back(std::make_unique<Sequence>(context, choice, options_.draft, options_.copy, model_.tokenizer));
+    if (!kept.cache) continue;
+    sequences.back()->stop_at(
+        [this](uint64_t end, uint64_t computed) { return lanes_.cache().next_stop(end, computed); });
   }
   const int count = static_cast<int>(sequences.size());
   const int64_t tokens = static_cast<int64_t>(kept.prompt.size()) * count;
@@ -133,6 +144,9 @@ void Engine::publish() {
   status_.active = static_cast<int>(active_.size());
   status_.pages = lanes_.pages();
   status_.free_pages = lanes_.free_pages();
+  status_.cached_pages = lanes_.cache().cached_pages();
+  status_.snapshots = lanes_.cache().snapshots();
+  status_.cache = lanes_.cache().counters();
   status_.up = down_.ok();
   status_.down_reason = std::string(down_.message());
   status_.active_background = static_cast<int>(
@@ -225,13 +239,21 @@ void Engine::drop_ended() {
   queue_.erase_if(end);
 }
 
-// Who waits gets lanes in order. A foreground sequence that finds none takes those of background ones.
+// Whether the same request's first choice is still reading the prompt that this one will find in the cache.
+bool Engine::waits_for_prompt(const Sequence& sequence) const {
+  if (!lanes_.cache().options().enabled || !sequence.context().request.cache || sequence.choice() == 0) return false;
+  return std::any_of(active_.begin(), active_.end(), [&](const std::unique_ptr<Sequence>& other) {
+    return other->context().id == sequence.context().id && other->filling() && !other->finished();
+  });
+}
+
+// Who waits gets lanes in order; only choices that wait for their own request's prompt are overtaken. A foreground
+// sequence that finds none takes those of background ones.
 void Engine::start_sequences() {
-  while (Sequence* next = queue_.next()) {
+  const auto later = [this](const Sequence& sequence) { return waits_for_prompt(sequence); };
+  while (Sequence* next = queue_.next(later)) {
     if (!lanes_.take(*next) && !(make_room(*next) && lanes_.take(*next))) break;
-    std::unique_ptr<Sequence> started = queue_.pop();
-    started->replay();
-    active_.push_back(std::move(started));
+    active_.push_back(queue_.take(*next));
   }
 }
 
@@ -265,7 +287,7 @@ bool Engine::make_room(const Sequence& next) {
 void Engine::run_round() {
   Round round = planner_.plan(active_);
   // A slot that was freed and taken again starts fresh, which clears it anyway.
-  round.plan.release = lanes_.take_released();
+  lanes_.order(&round.plan);
   const Clock::time_point start = Clock::now();
   absl::StatusOr<PassResult> result = link_.executor().execute(round.plan);
   if (!result.ok()) {
@@ -307,6 +329,7 @@ void Engine::run_round() {
     const uint64_t drafted = sequence.drafted();
     const uint64_t accepted = sequence.accepted();
     sequence.take(plan, drafts, rows, policy_);
+    lanes_.advanced(sequence);
     const std::lock_guard lock(mutex_);
     status_.reply_tokens += sequence.reply_tokens() - before;
     status_.drafted += sequence.drafted() - drafted;
@@ -318,7 +341,6 @@ void Engine::run_round() {
     }
   }
   const Clock::time_point now = Clock::now();
-  fill_log_.update(active_, now);
   const std::lock_guard lock(mutex_);
   last_step_ = now;
   admission_.record_round(ms / 1000.0, round.prompt_rows, ended);
@@ -336,7 +358,7 @@ void Engine::ping_if_idle() {
   }
   PassPlan plan;
   plan.kind = PlanKind::kPing;
-  plan.release = lanes_.take_released();
+  lanes_.order(&plan);
   const absl::StatusOr<PassResult> result = link_.executor().execute(std::move(plan));
   if (!result.ok()) {
     fail_round(result.status());
@@ -356,18 +378,25 @@ void Engine::fail_round(const absl::Status& why) {
   }
   down_ = why;
   down_since_ = Clock::now();
-  for (const std::unique_ptr<Sequence>& sequence : active_) sequence->replay();
-  lanes_.forget_released();  // regrouped ranks start with empty slots
+  // Regrouped ranks start with nothing. Pages that sequences shared are not computed twice into one place: all wait for
+  // lanes again, in the order they had.
+  lanes_.lost(active_);
+  parked_ += active_.size();
+  for (std::unique_ptr<Sequence>& sequence : active_) {
+    sequence->replay();
+    queue_.push_back_in(std::move(sequence));
+  }
+  active_.clear();
 }
 
 void Engine::wait_for_ranks() {
   const absl::Status status = link_.try_regroup();
   if (status.ok()) {
     const double seconds = std::chrono::duration<double>(Clock::now() - down_since_).count();
-    spdlog::info("all ranks are back after {:.1f} s; {} replies go on", seconds, active_.size());
+    spdlog::info("all ranks are back after {:.1f} s; {} replies go on", seconds, parked_);
     down_ = absl::OkStatus();
     const std::lock_guard lock(mutex_);
-    status_.parked += active_.size();
+    status_.parked += std::exchange(parked_, 0u);
     return;
   }
   if (Clock::now() - down_since_ >= options_.park_deadline) {

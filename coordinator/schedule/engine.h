@@ -24,7 +24,6 @@
 #include "coordinator/draft/width_policy.h"
 #include "coordinator/schedule/admission.h"
 #include "coordinator/schedule/engine_types.h"
-#include "coordinator/schedule/fill_log.h"
 #include "coordinator/schedule/lanes.h"
 #include "coordinator/schedule/round_planner.h"
 #include "coordinator/schedule/sequence.h"
@@ -78,6 +77,7 @@ class Engine {
   void run();
   void take_commands(bool wait);
   void start_sequences();
+  bool waits_for_prompt(const Sequence& sequence) const;
   bool make_room(const Sequence& next);
   void drop_ended();
   void run_round();
@@ -110,9 +110,9 @@ class Engine {
   Lanes lanes_;
   WidthPolicy policy_;
   RoundPlanner planner_;
-  FillLog fill_log_;
   double mtp_step_ms_ = 0;  // measured by warm_up()
   int failures_ = 0;        // passes that failed in a row
+  uint64_t parked_ = 0;     // sequences that wait for the ranks
   absl::Status down_;       // not OK while ranks are missing
   Clock::time_point down_since_;
   std::thread thread_;

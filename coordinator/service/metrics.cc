@@ -56,7 +56,22 @@ void engine_families(const EngineStatus& status, std::vector<MetricFamily>* out)
         status.round_budget_seconds);
   gauge("queued_prompt_tokens", "Prompt tokens of the sequences that wait.", number(status.queued_tokens));
   gauge("kv_pages", "KV cache pages of every rank.", number(status.pages));
-  gauge("kv_pages_free", "KV cache pages that are free.", number(status.free_pages));
+  gauge("kv_pages_free", "KV cache pages that a request can have: free, or held only by the prefix cache.",
+        number(status.free_pages));
+  gauge("cache_pages", "Pages that the prefix cache holds, those included that running sequences share.",
+        number(status.cached_pages));
+  gauge("cache_snapshots", "Snapshots of recurrent states that the prefix cache holds.", number(status.snapshots));
+  counter("cache_hits_total", "Sequences that started from a cached prefix.", number(status.cache.hits));
+  counter("cache_hit_tokens_total", "Tokens that they did not compute again.", number(status.cache.hit_tokens));
+  counter("cache_misses_total", "Sequences that might have used the cache and found nothing in it.",
+          number(status.cache.misses));
+  counter("cache_evicted_pages_total", "Cached pages forgotten to make room for sequences.",
+          number(status.cache.evicted_pages));
+  counter("cache_evicted_snapshots_total", "Snapshots forgotten to make room for others, or with their pages.",
+          number(status.cache.evicted_snapshots));
+  counter("cache_refusals_total",
+          "Snapshots that were not taken and prefixes that were not used because memory did not suffice.",
+          number(status.cache.refusals));
   gauge("seconds_since_step", "Age of the last pass that every rank completed.", status.seconds_since_step);
   counter("passes_total", "Passes that every rank completed.", number(status.passes));
   counter("pass_rows_total", "Rows of those passes: prompt rows and rows of verify windows.", number(status.pass_rows));

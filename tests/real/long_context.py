@@ -143,7 +143,7 @@ def run(binary, folder, fixture, tokens, chunk):
             server.terminate()
             server.wait(60)
     with open(os.path.join(folder, "server.log")) as log:
-        lines = [line for line in log.read().splitlines() if " tokens/s, " in line]
+        lines = [line for line in log.read().splitlines() if " prompt tokens, " in line]
     block = reply["tensorfold"]
     print(f"chunk {chunk}: {reply['usage']['prompt_tokens']} prompt tokens in {block['prefill_s']:.1f} s, "
           f"{tokens / block['prefill_s']:.0f} tokens/s; token_sha {block['token_sha']}; {len(lines)} lines of progress")

@@ -40,6 +40,7 @@ absl::Status plan_memory(RankSetup& setup) {
   const absl::StatusOr<MemoryPlan> plan = make_memory_plan(setup.profile, setup.shards->config(), *facts, setup.rank);
   if (!plan.ok()) return plan.status();
   setup.runner_options.pages = plan->pages;
+  setup.runner_options.snapshots = plan->snapshots;
   const int64_t available = available_memory(*setup.ops);
   spdlog::info("memory plan of rank {}, {} available:\n{}", setup.rank,
                available < 0 ? std::string("unknown") : human_bytes(available), memory_plan_text(*plan));

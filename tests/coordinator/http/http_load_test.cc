@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <boost/json.hpp>
+#include <future>
 #include <thread>
 
 #include "coordinator/http/server.h"
@@ -251,6 +252,42 @@ TEST(HttpLoad, SlowReader) {
   EXPECT_EQ(status.cancelled, 1u);
   EXPECT_LT(status.reply_tokens, 40000u);
   EXPECT_THAT(get(server.port, "/metrics").body, HasSubstr("tensorfold_slow_readers_total 1"));
+}
+
+// A megabyte of text is tokenised on a worker: it is admitted while the scheduler is stuck in a pass, and while all
+// workers are busy the scheduler goes on with its rounds.
+TEST(HttpLoad, LongTextsDelayNoRound) {
+  ServingOptions serving = small_engine();
+  serving.context = 1 << 20;
+  serving.engine.pages = 1 << 15;
+  serving.service.workers = 1;
+  Server server(serving);
+  std::string text;
+  while (text.size() < (1 << 20)) text += "some words that are not the same " + std::to_string(text.size()) + " ";
+  const std::string body = R"({"prompt":")" + text + R"(","max_tokens":2})";
+  server.serving.model->set_pass_time(std::chrono::milliseconds(1));
+  RawClient running(server.port);
+  running.send(post_text("/v1/completions", R"({"prompt":"go","max_tokens":20000,"ignore_eos":true,"stream":true})"));
+  ASSERT_TRUE(running.read_until("data: "));
+
+  server.serving.model->hold(true);
+  RawClient waiting(server.port);
+  waiting.send(post_text("/v1/completions", body));
+  EXPECT_TRUE(server.serving.wait_for_load(1, 1));  // tokenised and admitted while no round can end
+  server.serving.model->hold(false);
+
+  std::promise<void> free;
+  std::shared_future<void> freed = free.get_future().share();
+  server.serving.service->workers().post([freed] { freed.wait(); });
+  RawClient tokenizing(server.port);
+  tokenizing.send(post_text("/tokenize", R"({"prompt":")" + text + "\"}"));
+  const uint64_t before = server.serving.engine->status().passes;
+  for (int i = 0; i < 1000 && server.serving.engine->status().passes < before + 20; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_GE(server.serving.engine->status().passes, before + 20);
+  free.set_value();
+  EXPECT_EQ(tokenizing.read_reply().status, 200);
 }
 
 // /health answers while every worker tokenises a long text and the engine is stuck in a pass.
