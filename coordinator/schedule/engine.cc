@@ -307,6 +307,8 @@ void Engine::run_round() {
   failures_ = 0;
   take_events(*result);
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  spdlog::debug("round: {} window rows, {} prompt rows at {:.0f}; {:.1f} ms, expected {:.1f} ms", round.window_rows,
+                round.prompt_rows, round.prompt_position, ms, round.expected_ms);
   uint32_t mtp_steps = 0;  // chained once for all sequences
   for (const SequencePlan& sequence : round.plan.sequences) mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
   if (round.prompt_rows == 0) {
@@ -349,8 +351,9 @@ void Engine::run_round() {
       ++ended;
     }
   }
+  const Clock::time_point now = Clock::now();
   const std::lock_guard lock(mutex_);
-  last_step_ = Clock::now();
+  last_step_ = now;
   admission_.record_round(ms / 1000.0, round.prompt_rows, ended);
   ++status_.passes;
   if (round.prompt_rows > 0) ++status_.prompt_passes;

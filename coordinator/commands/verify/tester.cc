@@ -124,6 +124,24 @@ absl::StatusOr<std::string> explain(const TesterOptions& options, const Axes& ax
   return place.empty() ? std::string("no intermediate value differs: look at the head and the sampler") : place;
 }
 
+absl::Status add_schedules(const TesterOptions& options, const Axes& axes, const ModelShape& shape,
+                           const CellInputs& inputs, TesterReport* report) {
+  ScheduleOptions schedules;
+  schedules.model_dir = options.model_dir;
+  schedules.backend = options.backend;
+  schedules.kv_format = options.kv_format;
+  schedules.worlds = {1};
+  for (const int world : axes.worlds) {
+    if (world > 1 && world <= 3 && world <= shape.slices.widest_world()) schedules.worlds.push_back(world);
+  }
+  absl::StatusOr<std::vector<ScheduleOutcome>> outcomes = run_schedules(schedules, inputs);
+  if (!outcomes.ok()) return outcomes.status();
+  report->schedules = *std::move(outcomes);
+  report->different += static_cast<size_t>(std::count_if(report->schedules.begin(), report->schedules.end(),
+                                                         [](const ScheduleOutcome& outcome) { return !outcome.same; }));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 CellInputs make_inputs(uint32_t vocabulary, uint32_t prompt_tokens, uint32_t reply_tokens, uint64_t seed) {
@@ -205,6 +223,9 @@ absl::StatusOr<TesterReport> run_tester(const TesterOptions& options) {
                     place.ok() ? *place : fmt::format("(tracing failed: {})", std::string(place.status().message())));
     if (report.different >= options.stop_after) break;
   }
+  if (options.schedules && !options.decorate) {
+    if (absl::Status status = add_schedules(options, axes, shape, inputs, &report); !status.ok()) return status;
+  }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }
@@ -244,6 +265,12 @@ void print_report(const TesterReport& report, bool every_cell, std::ostream& out
       ++line.hashes[outcome.hash];
     }
   }
+  for (const ScheduleOutcome& outcome : report.schedules) {
+    Line& line = lines["schedule   " + schedule_name(outcome.schedule)];
+    ++line.cells;
+    line.different += outcome.same ? 0 : 1;
+    ++line.hashes[outcome.hash];
+  }
   out << fmt::format("{:<28} {:>6} {:>9}  {:>13}  hashes\n", "axis", "cells", "different", "kept drafts");
   for (const auto& [name, line] : lines) {
     std::string hashes;
@@ -261,8 +288,12 @@ void print_report(const TesterReport& report, bool every_cell, std::ostream& out
   for (const CellOutcome& outcome : report.cells) {
     if (!outcome.same) out << fmt::format("DIFFERENT: {}: {}\n", outcome.cell.name(), outcome.difference);
   }
+  for (const ScheduleOutcome& outcome : report.schedules) {
+    if (!outcome.same) out << fmt::format("DIFFERENT: {}: {}\n", outcome.name(), outcome.hash);
+  }
   out << fmt::format("reference: greedy {}, sampled {}; {} cells, {} different, {:.1f} s\n", report.greedy_hash,
-                     report.sampled_hash, report.cells.size(), report.different, report.seconds);
+                     report.sampled_hash, report.cells.size() + report.schedules.size(), report.different,
+                     report.seconds);
 }
 
 }  // namespace tensorfold
