@@ -110,8 +110,8 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) 
   for (const ScheduleOutcome& outcome : report.schedules) {
     seen.insert("schedule " + schedule_name(outcome.schedule));
   }
-  std::set<std::string> wanted = {"off",  "copy",   "mixed", "adversary", "width 1", "mates",  "alone",
-                                  "cold", "prefix", "reply", "evicted",   "greedy",  "sampled"};
+  std::set<std::string> wanted = {"off",  "copy", "mixed",  "adversary", "width 1", "mates",  "alone",
+                                  "cold", "disk", "prefix", "reply",     "evicted", "greedy", "sampled"};
   for (const char* schedule : {"alone", "mixed", "preempted", "background"}) {
     wanted.insert(fmt::format("schedule {}", schedule));
   }
