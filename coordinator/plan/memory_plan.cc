@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include "transport/pass/plan.h"
 #include "worker/state/snapshots.h"
@@ -11,20 +13,23 @@ namespace tensorfold {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// The program's code, its libraries, threads and transport buffers; measured on Linux, and more than it takes.
-constexpr int64_t kProgramBytes = 64 * kMiB;
+// The program's code, its libraries and threads, as measured on Linux when it is ready; and what a transport between
+// ranks has besides.
+constexpr int64_t kProgramBytes = 30 * kMiB;
+constexpr int64_t kTransportBytes = 24 * kMiB;
 // A CUDA context, its libraries and the exchange's buffers.
 constexpr int64_t kDeviceContextBytes = 1024 * kMiB;
 // Kept launches: so much for each kind of pass, and kinds for each power of two of rows and of four of context.
 constexpr int64_t kKeptLaunchBytes = 6 * kMiB;
 constexpr int64_t kKeptRowSizes = 6;
 constexpr int64_t kKeptContext = 8192;
-// A token of a sequence on rank 0: in the request, the history, and twice in the copy drafter's index (16 bytes an
-// entry of a hash table that is half empty after it has grown, and 4 of a chain).
-constexpr int64_t kTokenBytes = 4 + 4;
+// A token of a sequence on rank 0: in the request, the history and the request's body as it came and was read; and
+// twice in the copy drafter's index (16 bytes an entry of a hash table that is half empty after it has grown, and a
+// chain).
+constexpr int64_t kTokenBytes = 4 + 4 + 16;
 constexpr int64_t kIndexedTokenBytes = 2 * (32 + 8);
-constexpr int64_t kTokenizerBytes = 32 * kMiB;
-constexpr int64_t kMaxSlicesOwned = 8;  // of a world of one
+constexpr int64_t kTokenizerTimes = 10;  // its tables, by the size of its file
+constexpr int64_t kMaxSlicesOwned = 8;   // of a world of one
 
 int64_t float_bytes(int64_t values) { return values * static_cast<int64_t>(sizeof(float)); }
 
@@ -78,6 +83,12 @@ int64_t token_bytes(const Profile& profile, const MemoryPlan& plan) {
   const int64_t tokens = std::min(plan.pages * kPageTokens, plan.context * plan.lanes);
   const bool indexed = profile.draft.kind == "copy" || profile.draft.kind == "auto";
   return tokens * (kTokenBytes + (indexed ? kIndexedTokenBytes : 0));
+}
+
+int64_t tokenizer_bytes(const Profile& profile) {
+  std::error_code none;
+  const auto size = std::filesystem::file_size(profile.model.path + "/tokenizer.json", none);
+  return none ? 0 : kTokenizerTimes * static_cast<int64_t>(size);
 }
 
 std::string pages_note(const MemoryPlan& plan) {
@@ -191,9 +202,10 @@ absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelC
   add_device_items(profile, config, facts, *shape, &plan);
   if (rank == 0) {
     plan.items.push_back({"tokens", token_bytes(profile, plan), "histories and their index on rank 0", true});
-    plan.items.push_back({"tokenizer", kTokenizerBytes, "and requests in flight", true});
+    plan.items.push_back({"tokenizer", tokenizer_bytes(profile), "its tables", true});
   }
-  plan.items.push_back({"program", kProgramBytes, "code, threads, transport", true});
+  const int64_t transport = profile.cluster.world > 1 ? kTransportBytes : 0;
+  plan.items.push_back({"program", kProgramBytes + transport, "code, threads, transport", true});
   return plan;
 }
 

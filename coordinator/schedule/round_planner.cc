@@ -135,6 +135,7 @@ Round RoundPlanner::plan(const std::vector<std::unique_ptr<Sequence>>& active) {
     part.sequence->plan_prompt(static_cast<uint64_t>(part.rows), options_.use_mtp, &round.add(part.sequence));
   }
   if (round.prompt_rows > 0) round.prompt_position /= static_cast<double>(round.prompt_rows);
+  round.expected_ms = round.window_ms + static_cast<double>(round.prompt_rows) * row_ms(round.prompt_position);
   return round;
 }
 
