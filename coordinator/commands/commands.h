@@ -17,10 +17,12 @@ void add_serve_command(CLI::App& app, int* exit_code);
 void add_generate_command(CLI::App& app, int* exit_code);
 void add_logits_command(CLI::App& app, int* exit_code);
 void add_inspect_command(CLI::App& app, int* exit_code);
+void add_state_command(CLI::App& app, int* exit_code);
 void add_verify_command(CLI::App& app, int* exit_code);
 void add_bench_command(CLI::App& app, int* exit_code);
 /// `bench serve`: a sub-command of bench.
 void add_bench_serve_command(CLI::App& bench, int* exit_code);
+void add_plan_command(CLI::App& app, int* exit_code);
 void add_pull_command(CLI::App& app, int* exit_code);
 
 /// Prints "error: …" and returns 1.

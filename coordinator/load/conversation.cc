@@ -99,7 +99,7 @@ void Conversation::begin() {
   }
 }
 
-void Conversation::say(std::string_view role, std::string text) { messages_.push_back(message(role, text)); }
+void Conversation::say(std::string_view role, std::string_view text) { messages_.push_back(message(role, text)); }
 
 std::string Conversation::question() {
   const uint64_t a = random_.below(1000), b = random_.below(1000);

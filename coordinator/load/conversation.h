@@ -34,7 +34,7 @@ class Conversation {
 
  private:
   void begin();
-  void say(std::string_view role, std::string text);
+  void say(std::string_view role, std::string_view text);
   std::string question();
   void answer_calls(const StreamedReply& reply);
 

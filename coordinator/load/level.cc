@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -36,7 +37,8 @@ class Timeline {
     slots_[slot] += amount;
   }
   double until(double at_s) const {
-    const size_t end = std::min(slots_.size(), static_cast<size_t>(at_s / kSlot + 0.5));
+    const auto slots = static_cast<size_t>(std::max(std::lround(at_s / kSlot), 0L));
+    const size_t end = std::min(slots_.size(), slots);
     return std::accumulate(slots_.begin(), slots_.begin() + static_cast<std::ptrdiff_t>(end), 0.0);
   }
 

@@ -13,10 +13,18 @@ namespace {
 
 constexpr int kRetryAfterSeconds = 1;
 constexpr std::chrono::milliseconds kIdleTick{100};
+constexpr std::chrono::milliseconds kUrgentTick{1};
 constexpr int kMostFailures = 4;  // passes that fail in a row, the world regrouped each time
 
 bool mtp_in_use(const EngineModel& model, DraftKind kind) {
   return model.has_mtp && (kind == DraftKind::kMtp || kind == DraftKind::kAuto);
+}
+
+CacheOptions cache_options(const EngineModel& model, const EngineOptions& options) {
+  CacheOptions out = options.cache;
+  out.has_states = model.has_states;
+  out.has_mtp = mtp_in_use(model, options.draft);
+  return out;
 }
 
 }  // namespace
@@ -27,7 +35,7 @@ Engine::Engine(ClusterLink& link, EngineModel model, EngineOptions options)
       options_(options),
       last_step_(Clock::now()),
       admission_({.count = options.queue_limit, .tokens = options.queue_tokens}),
-      lanes_(options.max_sequences, options.pages),
+      lanes_(options.max_sequences, options.pages, cache_options(model_, options)),
       policy_(options.width),
       planner_({.max_batch_rows = options.max_batch_rows,
                 .prompt_chunk = options.prompt_chunk,
@@ -68,11 +76,15 @@ ApiOr<uint64_t> Engine::submit(GenerationRequest request, GenerationSink sink) {
   std::sort(context->end_ids.begin(), context->end_ids.end());
   context->sink = std::move(sink);
   context->submitted = Clock::now();
+  context->progress_interval = options_.progress_interval;
   context->request = std::move(request);
   const GenerationRequest& kept = context->request;
   std::vector<std::unique_ptr<Sequence>> sequences;
   for (uint32_t choice = 0; choice < kept.n; ++choice) {
     sequences.push_back(std::make_unique<Sequence>(context, choice, options_.draft, options_.copy, model_.tokenizer));
+    if (!kept.cache) continue;
+    sequences.back()->stop_at(
+        [this](uint64_t end, uint64_t computed) { return lanes_.cache().next_stop(end, computed); });
   }
   const int count = static_cast<int>(sequences.size());
   const int64_t tokens = static_cast<int64_t>(kept.prompt.size()) * count;
@@ -133,6 +145,11 @@ void Engine::publish() {
   status_.active = static_cast<int>(active_.size());
   status_.pages = lanes_.pages();
   status_.free_pages = lanes_.free_pages();
+  status_.cached_pages = lanes_.cache().cached_pages();
+  status_.snapshots = lanes_.cache().snapshots();
+  status_.cache = lanes_.cache().counters();
+  status_.states = lanes_.cache().states().counters();
+  status_.stored_segments = static_cast<int64_t>(lanes_.cache().states().segments());
   status_.up = down_.ok();
   status_.down_reason = std::string(down_.message());
   status_.active_background = static_cast<int>(
@@ -184,16 +201,21 @@ void Engine::run() {
 // Requests and cancellations that came in. Waits a tick for some when there is nothing else to do.
 void Engine::take_commands(bool wait) {
   std::vector<uint64_t> cancels;
+  std::vector<std::function<void(StateKeeper&)>> calls;
   {
     std::unique_lock lock(mutex_);
-    const auto something = [this] { return stopping_ || !incoming_.empty() || !cancels_.empty(); };
+    const auto something = [this] {
+      return stopping_ || !incoming_.empty() || !cancels_.empty() || !state_calls_.empty();
+    };
     if (wait && !something()) wake_.wait_for(lock, kIdleTick, something);
     while (!incoming_.empty()) {
       queue_.push(std::move(incoming_.front()));
       incoming_.pop_front();
     }
     cancels.swap(cancels_);
+    calls.swap(state_calls_);
   }
+  for (const std::function<void(StateKeeper&)>& call : calls) call(lanes_.cache().states());
   for (const uint64_t id : cancels) {
     const auto cancel = [&](Sequence& sequence) {
       if (sequence.context().id == id) sequence.context().cancelled = true;
@@ -225,13 +247,23 @@ void Engine::drop_ended() {
   queue_.erase_if(end);
 }
 
-// Who waits gets lanes in order. A foreground sequence that finds none takes those of background ones.
+// Whether the same request's first choice is still reading the prompt that this one will find in the cache.
+bool Engine::waits_for_prompt(const Sequence& sequence) const {
+  if (!lanes_.cache().options().enabled || !sequence.context().request.cache || sequence.choice() == 0) return false;
+  return std::any_of(active_.begin(), active_.end(), [&](const std::unique_ptr<Sequence>& other) {
+    return other->context().id == sequence.context().id && other->filling() && !other->finished();
+  });
+}
+
+// Who waits gets lanes in order; only choices that wait for their own request's prompt are overtaken. A foreground
+// sequence that finds none takes those of background ones.
 void Engine::start_sequences() {
-  while (Sequence* next = queue_.next()) {
+  const auto later = [this](Sequence& sequence) {
+    return waits_for_prompt(sequence) || lanes_.waits_for_state(sequence);
+  };
+  while (Sequence* next = queue_.next(later)) {
     if (!lanes_.take(*next) && !(make_room(*next) && lanes_.take(*next))) break;
-    std::unique_ptr<Sequence> started = queue_.pop();
-    started->replay();
-    active_.push_back(std::move(started));
+    active_.push_back(queue_.take(*next));
   }
 }
 
@@ -265,7 +297,7 @@ bool Engine::make_room(const Sequence& next) {
 void Engine::run_round() {
   Round round = planner_.plan(active_);
   // A slot that was freed and taken again starts fresh, which clears it anyway.
-  round.plan.release = lanes_.take_released();
+  lanes_.order(&round.plan);
   const Clock::time_point start = Clock::now();
   absl::StatusOr<PassResult> result = link_.executor().execute(round.plan);
   if (!result.ok()) {
@@ -273,7 +305,10 @@ void Engine::run_round() {
     return;
   }
   failures_ = 0;
+  take_events(*result);
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  spdlog::debug("round: {} window rows, {} prompt rows at {:.0f}; {:.1f} ms, expected {:.1f} ms", round.window_rows,
+                round.prompt_rows, round.prompt_position, ms, round.expected_ms);
   uint32_t mtp_steps = 0;  // chained once for all sequences
   for (const SequencePlan& sequence : round.plan.sequences) mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
   if (round.prompt_rows == 0) {
@@ -305,6 +340,7 @@ void Engine::run_round() {
     const uint64_t drafted = sequence.drafted();
     const uint64_t accepted = sequence.accepted();
     sequence.take(plan, drafts, rows, policy_);
+    lanes_.advanced(sequence);
     const std::lock_guard lock(mutex_);
     status_.reply_tokens += sequence.reply_tokens() - before;
     status_.drafted += sequence.drafted() - drafted;
@@ -315,8 +351,9 @@ void Engine::run_round() {
       ++ended;
     }
   }
+  const Clock::time_point now = Clock::now();
   const std::lock_guard lock(mutex_);
-  last_step_ = Clock::now();
+  last_step_ = now;
   admission_.record_round(ms / 1000.0, round.prompt_rows, ended);
   ++status_.passes;
   if (round.prompt_rows > 0) ++status_.prompt_passes;
@@ -326,20 +363,66 @@ void Engine::run_round() {
 }
 
 void Engine::ping_if_idle() {
-  {
+  // States that go to disk and come back need passes to be ordered and to be heard of.
+  const bool urgent = lanes_.cache().states().urgent();
+  if (urgent) {
+    std::this_thread::sleep_for(kUrgentTick);
+  } else if (!lanes_.cache().states().pending()) {
     const std::lock_guard lock(mutex_);
     if (Clock::now() - last_step_ < options_.ping_interval) return;
   }
   PassPlan plan;
   plan.kind = PlanKind::kPing;
-  plan.release = lanes_.take_released();
+  lanes_.order(&plan);
   const absl::StatusOr<PassResult> result = link_.executor().execute(std::move(plan));
   if (!result.ok()) {
     fail_round(result.status());
     return;
   }
+  take_events(*result);
   const std::lock_guard lock(mutex_);
   last_step_ = Clock::now();
+}
+
+void Engine::take_events(const PassResult& result) {
+  for (const PassReport& report : result.reports) lanes_.cache().states().take_events(report.events);
+}
+
+void Engine::open_states(StateOptions options, std::vector<StoredSegment> stored, int world) {
+  options.has_states = model_.has_states;
+  options.enabled = options.enabled && lanes_.cache().options().enabled;
+  lanes_.cache().states().open(std::move(options), std::move(stored), world);
+}
+
+// What is pinned is there before the first request: one that would use it must not wait.
+absl::Status Engine::restore_pinned(std::chrono::milliseconds most) {
+  StateKeeper& states = lanes_.cache().states();
+  const size_t contexts = states.restore_pinned();
+  const Clock::time_point begin = Clock::now();
+  while (states.urgent()) {
+    if (Clock::now() - begin > most) {
+      spdlog::warn("pinned contexts are not all back after {} ms; the rest is computed when it is asked for",
+                   most.count());
+      states.clear();
+      break;
+    }
+    PassPlan plan;
+    plan.kind = PlanKind::kPing;
+    lanes_.order(&plan);
+    const absl::StatusOr<PassResult> result = link_.executor().execute(std::move(plan));
+    if (!result.ok()) return result.status();
+    take_events(*result);
+    std::this_thread::sleep_for(kUrgentTick);
+  }
+  publish();
+  if (contexts > 0) spdlog::info("{} pinned contexts: {} states are back", contexts, states.counters().restored);
+  return absl::OkStatus();
+}
+
+void Engine::with_states(std::function<void(StateKeeper&)> call) {
+  const std::lock_guard lock(mutex_);
+  state_calls_.push_back(std::move(call));
+  wake_.notify_one();
 }
 
 void Engine::fail_round(const absl::Status& why) {
@@ -352,18 +435,25 @@ void Engine::fail_round(const absl::Status& why) {
   }
   down_ = why;
   down_since_ = Clock::now();
-  for (const std::unique_ptr<Sequence>& sequence : active_) sequence->replay();
-  lanes_.forget_released();  // regrouped ranks start with empty slots
+  // Regrouped ranks start with nothing. Pages that sequences shared are not computed twice into one place: all wait for
+  // lanes again, in the order they had.
+  lanes_.lost(active_);
+  parked_ += active_.size();
+  for (std::unique_ptr<Sequence>& sequence : active_) {
+    sequence->replay();
+    queue_.push_back_in(std::move(sequence));
+  }
+  active_.clear();
 }
 
 void Engine::wait_for_ranks() {
   const absl::Status status = link_.try_regroup();
   if (status.ok()) {
     const double seconds = std::chrono::duration<double>(Clock::now() - down_since_).count();
-    spdlog::info("all ranks are back after {:.1f} s; {} replies go on", seconds, active_.size());
+    spdlog::info("all ranks are back after {:.1f} s; {} replies go on", seconds, parked_);
     down_ = absl::OkStatus();
     const std::lock_guard lock(mutex_);
-    status_.parked += active_.size();
+    status_.parked += std::exchange(parked_, 0u);
     return;
   }
   if (Clock::now() - down_since_ >= options_.park_deadline) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/cache/prefix_cache.h"
 #include "coordinator/draft/drafter.h"
 #include "coordinator/draft/width_policy.h"
 
@@ -24,16 +25,19 @@ struct EngineOptions {
   std::chrono::microseconds park_deadline{60000000};
   std::chrono::milliseconds ping_interval{
       2000};  // an idle world runs an empty pass so often: ready means a recent step
+  std::chrono::milliseconds progress_interval{1000};  // of a prompt that is read, for clients that asked
   DraftKind draft = DraftKind::kAuto;
   CopyOptions copy;
   WidthOptions width;
   int64_t seed_salt = 0;
+  CacheOptions cache;  // what the model has is filled in by the engine
 };
 
 struct EngineModel {
   uint32_t context = 0;  // tokens
   uint32_t vocabulary = 0;
   bool has_mtp = false;
+  bool has_states = true;  // recurrent states, which no page holds: prefixes want snapshots
   std::vector<uint32_t> end_ids;
   const Tokenizer* tokenizer = nullptr;  // outlives the engine; null: events carry no text
 };
@@ -50,7 +54,9 @@ struct EngineStatus {
   double round_budget_seconds = 0;
   int64_t queued_tokens = 0;
   int64_t pages = 0;
-  int64_t free_pages = 0;
+  int64_t free_pages = 0;    // those included that only the cache holds
+  int64_t cached_pages = 0;  // that the cache holds
+  int64_t snapshots = 0;
   double seconds_since_step = 0;
   // Counters since the start.
   uint64_t passes = 0;
@@ -69,6 +75,9 @@ struct EngineStatus {
   uint64_t prompt_passes = 0;  // passes with prompt rows
   uint64_t window_rows = 0;    // rows of verify windows; the other rows are prompt rows
   uint64_t parked = 0;         // sequences replayed after a rank was lost
+  CacheCounters cache;
+  StateCounters states;
+  int64_t stored_segments = 0;  // on rank 0's disk
 };
 
 }  // namespace tensorfold

@@ -47,7 +47,7 @@ int64_t RoundPlanner::grant(const Fill& part, const Room& room, bool first) cons
   const int64_t least = first ? kLeastFill : 0;
   const int64_t most =
       std::min<int64_t>({std::max(turns_.at(part.sequence).deficit, least), options_.prompt_chunk - part.rows,
-                         room.rows, static_cast<int64_t>(sequence.uncomputed()) - part.rows});
+                         room.rows, static_cast<int64_t>(sequence.rows_to_stop()) - part.rows});
   const double each = row_ms(static_cast<double>(sequence.computed()) + static_cast<double>(most) / 2.0);
   const int64_t in_time = room.ms <= 0.0 ? 0 : static_cast<int64_t>(std::min(room.ms / each, 1e9));
   return std::min(most, std::max(in_time, least));
@@ -135,6 +135,7 @@ Round RoundPlanner::plan(const std::vector<std::unique_ptr<Sequence>>& active) {
     part.sequence->plan_prompt(static_cast<uint64_t>(part.rows), options_.use_mtp, &round.add(part.sequence));
   }
   if (round.prompt_rows > 0) round.prompt_position /= static_cast<double>(round.prompt_rows);
+  round.expected_ms = round.window_ms + static_cast<double>(round.prompt_rows) * row_ms(round.prompt_position);
   return round;
 }
 

@@ -36,6 +36,7 @@ struct Round {
   double window_ms = 0;  // expected of a pass of the windows alone
   int64_t prompt_rows = 0;
   double prompt_position = 0;  // mean of the prompt rows'
+  double expected_ms = 0;      // of all of it
 
   SequencePlan& add(Sequence* sequence);
 };

@@ -17,16 +17,22 @@ void WaitingLine::push_back_in(std::unique_ptr<Sequence> sequence) {
   line.insert(later, std::move(sequence));
 }
 
-Sequence* WaitingLine::next() const {
-  if (!foreground_.empty()) return foreground_.front().get();
-  return background_.empty() ? nullptr : background_.front().get();
+Sequence* WaitingLine::next(const std::function<bool(Sequence&)>& later) const {
+  for (const Line* line : {&foreground_, &background_}) {
+    for (const std::unique_ptr<Sequence>& sequence : *line) {
+      if (!later || !later(*sequence)) return sequence.get();
+    }
+  }
+  return nullptr;
 }
 
-std::unique_ptr<Sequence> WaitingLine::pop() {
-  Line& line = foreground_.empty() ? background_ : foreground_;
-  std::unique_ptr<Sequence> first = std::move(line.front());
-  line.pop_front();
-  return first;
+std::unique_ptr<Sequence> WaitingLine::take(const Sequence& sequence) {
+  Line& line = line_of(sequence);
+  const auto place = std::find_if(line.begin(), line.end(),
+                                  [&](const std::unique_ptr<Sequence>& other) { return other.get() == &sequence; });
+  std::unique_ptr<Sequence> taken = std::move(*place);
+  line.erase(place);
+  return taken;
 }
 
 void WaitingLine::erase_if(const std::function<bool(Sequence&)>& ended) {

@@ -16,10 +16,12 @@ class WaitingLine {
   void push(std::unique_ptr<Sequence> sequence);
   /// A sequence that gave its lane up goes before those of its kind that came later.
   void push_back_in(std::unique_ptr<Sequence> sequence);
-  /// Whose turn it is; null: nobody waits.
-  Sequence* next() const;
+  /// Whose turn it is, those passed over that `later` names; null: nobody's.
+  Sequence* next(const std::function<bool(Sequence&)>& later = nullptr) const;
   /// Takes next() out.
-  std::unique_ptr<Sequence> pop();
+  std::unique_ptr<Sequence> pop() { return take(*next()); }
+  /// Takes out one that waits.
+  std::unique_ptr<Sequence> take(const Sequence& sequence);
   void erase_if(const std::function<bool(Sequence&)>& ended);
   void for_each(const std::function<void(Sequence&)>& visit) const;
   void clear();

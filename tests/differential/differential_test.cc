@@ -102,12 +102,19 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) 
     seen.insert(fmt::format("width {}", cell.width));
     seen.insert(fmt::format("chunk {}", cell.chunk));
     seen.insert(cell.mates ? "mates" : "alone");
+    seen.insert(cache_name(cell.cache));
     seen.insert(cell.sampled ? "sampled" : "greedy");
     drafted += outcome.drafted;
     accepted += outcome.accepted;
   }
-  std::set<std::string> wanted = {"off",   "copy",  "mixed",  "adversary", "width 1",
-                                  "mates", "alone", "greedy", "sampled"};
+  for (const ScheduleOutcome& outcome : report.schedules) {
+    seen.insert("schedule " + schedule_name(outcome.schedule));
+  }
+  std::set<std::string> wanted = {"off",  "copy", "mixed",  "adversary", "width 1", "mates",  "alone",
+                                  "cold", "disk", "prefix", "reply",     "evicted", "greedy", "sampled"};
+  for (const char* schedule : {"alone", "mixed", "preempted", "background"}) {
+    wanted.insert(fmt::format("schedule {}", schedule));
+  }
   if (has_mtp) wanted.insert("mtp");
   wanted.insert(axes.transports.begin(), axes.transports.end());
   for (const int world : axes.worlds) wanted.insert(fmt::format("world {}", world));

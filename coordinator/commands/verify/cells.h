@@ -16,6 +16,15 @@ enum class CellDraft : uint8_t {
   kAdversary,  // windows of changing width, in turn all right, all wrong, one token repeated, and noise
 };
 
+/// Where the tested sequence's state comes from. All but the first move it to another slot whenever they may.
+enum class CellCache : uint8_t {
+  kCold,     // it computes everything itself
+  kPrefix,   // at each page boundary of its prompt: shared pages, a snapshot
+  kReply,    // after each pass of its reply, tentative rows included: a copy of the partial page, too
+  kDisk,     // the same places, by way of files on every rank
+  kEvicted,  // the same places, but nothing is left: everything known is computed again
+};
+
 /// One combination of everything that must not matter.
 struct Cell {
   int world = 1;
@@ -24,8 +33,9 @@ struct Cell {
   int threads = 1;
   CellDraft draft = CellDraft::kOff;
   int width = 1;
-  int chunk = 0;         // prompt rows a pass; 0: all at once
-  bool mates = false;    // beside other sequences, in another slot
+  int chunk = 0;       // prompt rows a pass; 0: all at once
+  bool mates = false;  // beside other sequences, in another slot
+  CellCache cache = CellCache::kCold;
   bool sampled = false;  // the only axis that changes the bytes: greedy and sampled replies differ from each other
 
   std::string name() const;
@@ -41,6 +51,8 @@ struct Axes {
   std::vector<int> widths = {2, 3, 4, 5, 6, 7, 8};
   std::vector<int> chunks = {1, 7, 64, 0};
   std::vector<bool> mates = {false, true};
+  std::vector<CellCache> caches = {CellCache::kCold, CellCache::kPrefix, CellCache::kReply, CellCache::kDisk,
+                                   CellCache::kEvicted};
   std::vector<bool> sampled = {false, true};
 };
 
@@ -53,5 +65,6 @@ std::vector<Cell> product(const Axes& axes, bool has_mtp, int widest);
 std::vector<Cell> pairwise_sample(const std::vector<Cell>& cells, size_t at_least);
 
 std::string draft_name(CellDraft draft);
+std::string cache_name(CellCache cache);
 
 }  // namespace tensorfold

@@ -92,12 +92,14 @@ class Listener {
 class EngineTest : public testing::Test {
  protected:
   void open(EngineOptions options, int world = 2) {
+    options.cache.snapshots = 8;
     packer_ = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
     shards_ = *ModelShards::load_all(kFixture, world, *packer_);
     LocalClusterOptions cluster;
     cluster.backend.threads = 1;
     cluster.runner.slots = options.max_sequences;
     cluster.runner.pages = options.pages;
+    cluster.runner.snapshots = options.cache.snapshots;
     cluster_ = *LocalCluster::start(*shards_, cluster);
     link_ = std::make_unique<BreakableLink>(*cluster_);
     EngineModel model;
