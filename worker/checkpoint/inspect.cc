@@ -96,6 +96,10 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
 
 }  // namespace
 
+bool held_whole(std::string_view kind) {
+  return kind == "embedding" || kind == "norms" || kind == "router" || kind == "streams" || kind == "indexer";
+}
+
 absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source) {
   absl::StatusOr<Layout> layout = Layout::detect(source);
   if (!layout.ok()) return layout.status();
