@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kStreams = 16;
 constexpr int kChunk = 24;
+constexpr int64_t kSnapshots = 8;
 constexpr uint32_t kLogprobs = 8;  // of every token, beside its own
 constexpr std::chrono::seconds kLongest{300};
 
@@ -121,6 +122,10 @@ class ScheduleRun {
     options.prompt_chunk = kChunk;
     options.pages = pages;
     options.draft = DraftKind::kAuto;
+    // Half of the runs resume from what the prefix cache kept, the others compute everything again.
+    options.cache.enabled = cell.draft;
+    options.cache.snapshots = kSnapshots;
+    options.cache.snapshot_tokens = kPageSize;
     return options;
   }
 
@@ -226,12 +231,14 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
     cluster_options.backend = backend;
     cluster_options.runner.slots = kStreams;
     cluster_options.runner.pages = pages;
+    cluster_options.runner.snapshots = kSnapshots;
     auto cluster = LocalCluster::start(**shards, cluster_options);
     if (!cluster.ok()) return cluster.status();
     EngineModel model;
     model.context = static_cast<uint32_t>(pages * kPageSize);
     model.vocabulary = static_cast<uint32_t>((*shards)->shape(0).vocab);
     model.has_mtp = (*shards)->shape(0).has_mtp;
+    model.has_states = !(*shards)->shape(0).recurrent.empty();
     for (const CellSchedule schedule :
          {CellSchedule::kAlone, CellSchedule::kMixed, CellSchedule::kPreempted, CellSchedule::kBackground}) {
       for (const bool draft : {false, true}) {
