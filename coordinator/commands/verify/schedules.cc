@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -98,6 +99,7 @@ class ScheduleRun {
     if (heard_->error) return absl::InternalError(cell_.name() + ": " + heard_->error->message);
     outcome->hash = token_sha(heard_->words);
     lock.unlock();
+    over_ = true;  // others that still come are refused
     engine_.stop();
     outcome->preempted = engine_.status().preempted;
     if (!refused_.empty()) return absl::InternalError(cell_.name() + ": " + refused_);
@@ -150,7 +152,7 @@ class ScheduleRun {
     GenerationSink sink = [](GenerationEvent) {};
     if (number == 0) sink = [heard = heard_](const GenerationEvent& event) { heard->take(event); };
     const ApiOr<uint64_t> id = engine_.submit(std::move(wanted), std::move(sink));
-    if (!id.ok()) refused_ = id.error().message;
+    if (!id.ok() && !over_) refused_ = id.error().message;
   }
 
   void arrange() {
@@ -188,6 +190,7 @@ class ScheduleRun {
   const CellInputs& inputs_;
   std::shared_ptr<Heard> heard_ = std::make_shared<Heard>();
   std::string refused_;
+  std::atomic<bool> over_{false};
   bool taken_in_reply_ = false;
   CountingLink link_;
   Engine engine_;
