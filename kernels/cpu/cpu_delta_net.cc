@@ -156,6 +156,7 @@ void CpuOps::delta_heads(const DeltaNetArgs& args, const DeltaRun& run) {
   const DeltaNetShape& shape = *args.shape;
   const int64_t channels = shape.channels(), stride = round_up(shape.dv, 16), head_floats = shape.dk * stride;
   const float* norm = static_cast<const CpuVector*>(args.norm)->data();
+  const auto output = args.sigmoid_gate ? kernels_->delta_output_sigmoid : kernels_->delta_output;
   const int64_t items = static_cast<int64_t>(run.groups.size()) * shape.v_heads;
   pool_->parallel_for(items, 1, [&](int64_t begin, int64_t end, int worker) {
     for (int64_t item = begin; item < end; ++item) {
@@ -177,8 +178,8 @@ void CpuOps::delta_heads(const DeltaNetArgs& args, const DeltaRun& run) {
                              run.beta[r * shape.v_heads + h], y);
         const int64_t out_row = run.rows[static_cast<size_t>(r)].out_row;
         if (out_row < 0) continue;
-        kernels_->delta_output(y, args.z.data + out_row * args.z.stride + h * shape.dv, norm, shape.dv, args.eps,
-                               args.out.data + out_row * args.out.stride + h * shape.dv);
+        output(y, args.z.data + out_row * args.z.stride + h * shape.dv, norm, shape.dv, args.eps,
+               args.out.data + out_row * args.out.stride + h * shape.dv);
       }
     }
   });

@@ -20,7 +20,8 @@ constexpr Golden kGolden[] = {
     {"matmul_f16", 0x1b4987e074f29312},      {"matmul_affine", 0xe7cf3feeafe75311}, {"rms_norm", 0x5b058a7fd4de02bd},
     {"activations", 0x4c108c8f907d98c7},     {"rope", 0x048c39adfbb93754},          {"attention", 0xe5f812785bc5cdea},
     {"delta_net", 0xa964fe3ad7c7967c},       {"router", 0x19baf2cf0fad413c},        {"experts", 0x7739a78cacfcfd89},
-    {"ungated_experts", 0xf3ccf67ab1acdb41}, {"mamba2", 0x44ae7d0384af85a5},
+    {"ungated_experts", 0xf3ccf67ab1acdb41}, {"mamba2", 0x44ae7d0384af85a5},        {"streams", 0x2c7f079a23658441},
+    {"chosen_keys", 0x5a5228cda206f057},
 };
 
 void compare(Checker& c, const std::string& variant, const std::string& name, uint64_t hash) {
@@ -159,6 +160,8 @@ void golden_ops(Checker& c) {
     compare(c, v.name, "experts", experts_hash(ops));
     compare(c, v.name, "ungated_experts", ungated_experts_hash(ops));
     compare(c, v.name, "mamba2", mamba2_hash(ops));
+    compare(c, v.name, "streams", streams_hash(ops));
+    compare(c, v.name, "chosen_keys", chosen_keys_hash(ops));
   }
 }
 

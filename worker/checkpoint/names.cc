@@ -26,13 +26,16 @@ bool starts_with_any(std::string_view text, std::span<const std::string_view> pr
 }
 
 // Norms of the MTP layer that follow the family's convention.
-constexpr std::array<std::string_view, 7> kMtpNorms = {"mtp.norm.weight",
-                                                       "mtp.pre_fc_norm_embedding.weight",
-                                                       "mtp.pre_fc_norm_hidden.weight",
-                                                       "mtp.layers.0.input_layernorm.weight",
-                                                       "mtp.layers.0.post_attention_layernorm.weight",
-                                                       "mtp.layers.0.self_attn.q_norm.weight",
-                                                       "mtp.layers.0.self_attn.k_norm.weight"};
+constexpr std::array<std::string_view, 10> kMtpNorms = {"mtp.norm.weight",
+                                                        "mtp.hyper_connection_mixer.hc_norm.weight",
+                                                        "mtp.layers.0.attn_hyper_connection.hc_norm.weight",
+                                                        "mtp.layers.0.mlp_hyper_connection.hc_norm.weight",
+                                                        "mtp.pre_fc_norm_embedding.weight",
+                                                        "mtp.pre_fc_norm_hidden.weight",
+                                                        "mtp.layers.0.input_layernorm.weight",
+                                                        "mtp.layers.0.post_attention_layernorm.weight",
+                                                        "mtp.layers.0.self_attn.q_norm.weight",
+                                                        "mtp.layers.0.self_attn.k_norm.weight"};
 
 std::string first_names(const TensorSource& source) {
   std::string out;
@@ -86,6 +89,7 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
     final_norm_ = "norm_f";
     mtp_first_ = "mtp.layers.0.eh_proj.weight";
   }
+  if (source.config().family == Family::kQwen4Exp) mtp_first_ = "mtp.fc_embedding.weight";
   std::vector<std::string_view> found;
   for (std::string_view prefix : kMainPrefixes) {
     if (source.find(fmt::format("{}{}.weight", prefix, embedding_)) != nullptr) found.push_back(prefix);

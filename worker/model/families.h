@@ -20,6 +20,7 @@ extern const FamilyEntry kQwen3NextEntry;  // qwen3_next.cc
 extern const FamilyEntry kQwen35Entry;     // qwen3_5.cc
 extern const FamilyEntry kQwen35MoeEntry;  // qwen3_5_moe.cc
 extern const FamilyEntry kNemotronHEntry;  // nemotron_h.cc
+extern const FamilyEntry kQwen4ExpEntry;   // qwen4_exp.cc
 
 /// How a family calls the modules whose columns are cut: paths in a layer.
 struct ModuleNames {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 
 #include "coordinator/commands/verify/trace_recorder.h"
 #include "kernels/cpu/cpu_ops.h"
@@ -11,6 +13,25 @@
 
 namespace tensorfold {
 namespace {
+
+// Where states of the cells lie on disk while they run.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "tensorfold-verify-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) != nullptr) path_ = pattern;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }  // empty: there is none, and no cell finds its state again
+
+ private:
+  std::string path_;
+};
 
 // Clusters and shards by what cells share.
 class Bench {
@@ -53,6 +74,8 @@ class Bench {
     options.runner.slots = cells_slots();
     options.runner.pages = cells_pages(inputs);
     options.runner.snapshots = 1;
+    options.state_directory = folder_.path();
+    options.state_owner = {.build = "verify", .fingerprint = "verify", .rank = 0, .world = 1};
     if (decorated) options.decorate = options_.decorate;
     auto started = LocalCluster::start(**weights, options);
     if (!started.ok()) return started.status();
@@ -63,6 +86,7 @@ class Bench {
 
  private:
   const TesterOptions& options_;
+  TemporaryFolder folder_;  // outlives the cluster
   bool decorated_ = false;
   std::unique_ptr<ModelShards> shards_;
   std::unique_ptr<LocalCluster> cluster_;
