@@ -45,7 +45,7 @@ int64_t weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
   double bytes = 0;
   for (const auto& [kind, size] : facts.memory_by_kind) {
     if (kind == "vision" || kind == "skipped") continue;
-    bytes += static_cast<double>(size) * (kind == "embedding" || kind == "norms" ? 1.0 : part);
+    bytes += static_cast<double>(size) * (held_whole(kind) ? 1.0 : part);
   }
   return static_cast<int64_t>(bytes);
 }
@@ -56,18 +56,22 @@ int64_t scratch_bytes(const Profile& profile, const ModelConfig& config, const M
   const auto& schedule = profile.schedule;
   const int64_t mixer =
       (2 * config.heads + 2 * config.kv_heads) * config.head_dim +
-      (2 * config.linear.key_heads * config.linear.key_dim + 2 * config.linear.value_heads * config.linear.value_dim);
+      (2 * config.linear.key_heads * config.linear.key_dim + 2 * config.linear.value_heads * config.linear.value_dim) +
+      4 * (config.mamba2.heads * config.mamba2.head_dim + config.mamba2.groups * config.mamba2.state);
   const int64_t mlp =
       3 * std::max(config.intermediate_size, config.experts.per_token * config.experts.intermediate_size +
                                                  config.experts.shared_intermediate_size);
-  const int64_t row = shape.hidden * (4 + slices_owned(shape)) + std::max(mixer, mlp);
+  // Streams, their norms and gates; n-grams have a slice's keys and values for each.
+  const int64_t streams = config.gated_streams.count *
+                          (4 + (config.ngrams.layers.empty() ? 0 : 3 + 2 * slices_owned(shape))) * shape.hidden;
+  const int64_t row = shape.hidden * (4 + slices_owned(shape)) + std::max(mixer, mlp) + streams;
   const int64_t windows =
       std::min<int64_t>(int64_t{schedule.max_sequences} * profile.draft.max_width, schedule.max_batch_rows);
-  return float_bytes(schedule.max_batch_rows * row + windows * (shape.local_vocab + shape.hidden));
+  return float_bytes(schedule.max_batch_rows * row + windows * (shape.local_vocab + shape.row_values()));
 }
 
 int64_t lane_state_bytes(const ModelShape& shape) {
-  int64_t bytes = shape.has_mtp ? float_bytes(kMaxWindow * shape.hidden) : 0;
+  int64_t bytes = shape.has_mtp ? float_bytes(kMaxWindow * shape.row_values()) : 0;
   for (const StateShape& layer : shape.recurrent) bytes += state_bytes(layer);
   return bytes;
 }
