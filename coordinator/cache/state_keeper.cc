@@ -340,8 +340,13 @@ void StateKeeper::clear() {
     for (const int32_t page : job.pages) pool_.give_back(page);
   }
   jobs_.clear();
-  tickets_.clear();
   orders_.clear();
+  // What ranks that were not lost have fetched meanwhile takes memory.
+  for (const auto& [ticket, rest] : std::exchange(tickets_, {})) {
+    LoadOrder forget = order_for(LoadStep::kForget, {}, "");
+    forget.ticket = ticket;
+    orders_.push_back(std::move(forget));
+  }
 }
 
 std::vector<StoredSegment> StateKeeper::list() const {

@@ -183,8 +183,11 @@ int64_t MemoryPlan::tokens_each(int sequences) const {
   return std::clamp<int64_t>(tokens, 0, context);
 }
 
-absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelConfig& config, const ModelFacts& facts,
+absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelConfig& whole, const ModelFacts& facts,
                                             int rank) {
+  // Some files do not say whether they have an MTP layer: their tensors do.
+  ModelConfig config = whole;
+  if (!facts.has_mtp) config.mtp_layers = 0;
   if (rank < 0 || rank >= profile.cluster.world) {
     return absl::InvalidArgumentError(
         fmt::format("rank {} is outside the profile's cluster.world of {}", rank, profile.cluster.world));

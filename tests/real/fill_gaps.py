@@ -4,13 +4,16 @@
 Usage: fill_gaps.py BINARY --model FOLDER [--prompt-tokens 16384] [--streams 4] [--budget-ms 100] [--threads 2]
 Needs nothing but Python.
 
-Serves FOLDER, opens streams that decode, then sends a long prompt. Ends with exit code 1 if the 99th percentile of the
-gaps while it was read is over twice the round's budget.
+Serves FOLDER, opens streams that decode, then sends a long prompt. In every round each of them gets a token, so the time
+from one round's end to the next is what they wait for in the server; the client's own gaps, which a busy machine
+stretches, are printed beside. Ends with exit code 1 if the 99th percentile of the rounds' gaps is over twice the budget.
 """
 import argparse
+import datetime
 import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -39,6 +42,8 @@ schedule:
   round_budget: {args.budget_ms}ms
 http:
   listen: 127.0.0.1:{port}
+log:
+  level: debug
 grpc:
   enabled: false
 """)
@@ -74,6 +79,21 @@ def gaps(streams, begin, end):
     for stream in streams:
         times = [t for t in stream.times if begin <= t <= end]
         out += [1000 * (b - a) for a, b in zip(times, times[1:])]
+    return sorted(out)
+
+
+def round_gaps(path):
+    """Milliseconds between the ends of rounds that held windows and prompt rows, and the round before each."""
+    out, last = [], None
+    with open(path) as log:
+        for line in log:
+            found = re.match(r"(\S+ \S+) debug round: (\d+) window rows, (\d+) prompt rows", line)
+            if not found:
+                continue
+            now = datetime.datetime.fromisoformat(found.group(1))
+            if last and int(found.group(2)) > 0 and int(found.group(3)) > 0:
+                out.append((now - last).total_seconds() * 1000)
+            last = now
     return sorted(out)
 
 
@@ -113,13 +133,14 @@ def main():
         finally:
             server.terminate()
             server.wait(60)
+        rounds = round_gaps(os.path.join(folder, "server.log"))
     read = reply["tensorfold"]["prefill_s"]
-    for name, values in (("before", alone), ("while the prompt is read", during)):
+    for name, values in (("client, before", alone), ("client, while the prompt is read", during), ("rounds", rounds)):
         print(f"{name}: {len(values)} gaps, p50 {percentile(values, 0.5):.1f} ms, p99 {percentile(values, 0.99):.1f} ms, "
               f"longest {values[-1] if values else 0:.1f} ms")
     print(f"prompt: {args.prompt_tokens} tokens in {read:.1f} s, {args.prompt_tokens / read:.0f} tokens/s; budget "
           f"{args.budget_ms} ms")
-    return 0 if percentile(during, 0.99) <= 2 * args.budget_ms else 1
+    return 0 if percentile(rounds, 0.99) <= 2 * args.budget_ms else 1
 
 
 if __name__ == "__main__":

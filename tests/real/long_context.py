@@ -74,6 +74,8 @@ cluster:
   coordinator: 127.0.0.1:{free_port()}
 memory:
   kv_pages: {(tokens + 64) // 64 + 2}
+cache:
+  enabled: false
 schedule:
   max_sequences: 1
   max_batch_rows: {chunk}

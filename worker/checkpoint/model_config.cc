@@ -152,7 +152,9 @@ void parse_layers(FieldReader& fields, ModelConfig& config) {
   for (int64_t i = 0; i < count; ++i) {
     const std::string name = !types.empty() ? types[static_cast<size_t>(i)]
                                             : ((i + 1) % interval == 0 ? "full_attention" : "linear_attention");
-    const bool sparse = name == "qwen_sparse_attention" && config.family == Family::kQwen4Exp;
+    // The names that released files and two generations of writers have for the same layers.
+    const bool sparse =
+        (name == "qwen_sparse_attention" || name == "indexed_attention") && config.family == Family::kQwen4Exp;
     if (name == "full_attention" || sparse) {
       config.layers.push_back(LayerKind::kFullAttention);
     } else if (name == "linear_attention" && hybrid) {

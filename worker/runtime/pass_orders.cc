@@ -71,6 +71,8 @@ absl::Status PassRunner::place_state(const LoadOrder& load) {
   std::vector<std::byte> payload;
   const absl::StatusOr<StateHeader> header = store_->take(load.ticket, &payload);
   if (!header.ok()) return header.status();
+  // Tickets begin anew with a new rank 0: what a former one had fetched is never taken for what this one asked for.
+  if (header->key != load.key) return absl::FailedPreconditionError("another state was fetched under this order");
   if (header->pages() != load.pages.size() || header->page_bytes != static_cast<uint64_t>(page_bytes())) {
     return absl::InvalidArgumentError(fmt::format("a state of {} pages of {} bytes for {} of {}", header->pages(),
                                                   header->page_bytes, load.pages.size(), page_bytes()));

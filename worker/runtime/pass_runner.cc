@@ -47,6 +47,9 @@ void PassRunner::use(Communicator* communicator) {
 
 void PassRunner::reset() {
   snapshots_->clear();
+  // Nobody waits for these any more.
+  events_.clear();
+  if (store_ != nullptr) store_->events(SIZE_MAX);
   // States are kept by the old table's slots only; persistent tensors belong to the Ops and are taken over by none.
   if (slots_ == nullptr) {
     slots_ = std::make_unique<SlotTable>(model_.shape(), ops_, options_.slots, options_.pages);

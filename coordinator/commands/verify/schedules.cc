@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int kStreams = 16;
 constexpr int kChunk = 24;
+constexpr int64_t kSnapshots = 8;
 constexpr uint32_t kLogprobs = 8;  // of every token, beside its own
 constexpr std::chrono::seconds kLongest{300};
 
@@ -97,6 +99,7 @@ class ScheduleRun {
     if (heard_->error) return absl::InternalError(cell_.name() + ": " + heard_->error->message);
     outcome->hash = token_sha(heard_->words);
     lock.unlock();
+    over_ = true;  // others that still come are refused
     engine_.stop();
     outcome->preempted = engine_.status().preempted;
     if (!refused_.empty()) return absl::InternalError(cell_.name() + ": " + refused_);
@@ -121,6 +124,10 @@ class ScheduleRun {
     options.prompt_chunk = kChunk;
     options.pages = pages;
     options.draft = DraftKind::kAuto;
+    // Half of the runs resume from what the prefix cache kept, the others compute everything again.
+    options.cache.enabled = cell.draft;
+    options.cache.snapshots = kSnapshots;
+    options.cache.snapshot_tokens = kPageSize;
     return options;
   }
 
@@ -145,7 +152,7 @@ class ScheduleRun {
     GenerationSink sink = [](GenerationEvent) {};
     if (number == 0) sink = [heard = heard_](const GenerationEvent& event) { heard->take(event); };
     const ApiOr<uint64_t> id = engine_.submit(std::move(wanted), std::move(sink));
-    if (!id.ok()) refused_ = id.error().message;
+    if (!id.ok() && !over_) refused_ = id.error().message;
   }
 
   void arrange() {
@@ -183,6 +190,7 @@ class ScheduleRun {
   const CellInputs& inputs_;
   std::shared_ptr<Heard> heard_ = std::make_shared<Heard>();
   std::string refused_;
+  std::atomic<bool> over_{false};
   bool taken_in_reply_ = false;
   CountingLink link_;
   Engine engine_;
@@ -226,12 +234,14 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
     cluster_options.backend = backend;
     cluster_options.runner.slots = kStreams;
     cluster_options.runner.pages = pages;
+    cluster_options.runner.snapshots = kSnapshots;
     auto cluster = LocalCluster::start(**shards, cluster_options);
     if (!cluster.ok()) return cluster.status();
     EngineModel model;
     model.context = static_cast<uint32_t>(pages * kPageSize);
     model.vocabulary = static_cast<uint32_t>((*shards)->shape(0).vocab);
     model.has_mtp = (*shards)->shape(0).has_mtp;
+    model.has_states = !(*shards)->shape(0).recurrent.empty();
     for (const CellSchedule schedule :
          {CellSchedule::kAlone, CellSchedule::kMixed, CellSchedule::kPreempted, CellSchedule::kBackground}) {
       for (const bool draft : {false, true}) {
