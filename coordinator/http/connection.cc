@@ -378,27 +378,44 @@ void Connection::fail(const ApiError& error, bool close_after) {
 // Reads into the buffer: what comes is the next request; the end of the stream is the client's leaving.
 void Connection::watch() {
   if (watching_ || state_ == State::kClosed || buffer_.size() >= kMaxPipelined) return;
+  // Asio tells of the end once: a second read would wait for ever (an edge-triggered epoll has no second edge).
+  if (input_over_) return on_input_over();
   watching_ = true;
   socket_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](ErrorCodeOf ec, size_t bytes) {
     self->watching_ = false;
     self->buffer_.commit(bytes);
+    if (ec && ec != asio::error::operation_aborted) {
+      self->input_over_ = true;
+      return self->on_input_over();
+    }
     switch (self->state_) {
       case State::kIdle:
-        if (ec && ec != asio::error::operation_aborted) return self->close();
         if (self->buffer_.size() > 0) return self->read_head();
         return self->watch();
       case State::kWorking:
       case State::kGenerating:
-        if (!ec) return self->watch();
-        // A client that has got everything may go before the write's end is seen here.
-        if (!self->reply_complete_) self->on_client_left();
-        return;
+        return self->watch();
       case State::kLingering:
         return self->discard();
       default:
         return;
     }
   });
+}
+
+void Connection::on_input_over() {
+  switch (state_) {
+    case State::kIdle:
+    case State::kLingering:
+      return close();
+    case State::kWorking:
+    case State::kGenerating:
+      // A client that has got everything may go before the write's end is seen here.
+      if (!reply_complete_) on_client_left();
+      return;
+    default:
+      return;  // once the reply is written, read_next() closes
+  }
 }
 
 void Connection::on_client_left() {

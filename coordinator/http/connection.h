@@ -71,6 +71,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void fail_timeout(std::chrono::milliseconds allowed);
   // A client that leaves is noticed by reading while it waits.
   void watch();
+  void on_input_over();
   void on_client_left();
   // Writing.
   void send(std::string_view bytes);
@@ -105,9 +106,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   State state_ = State::kIdle;
   bool first_request_ = true;
-  bool timed_out_ = false;  // the read of a head or body that is under way
-  bool watching_ = false;   // a read is under way that looks for the client's leaving
-  size_t discarded_ = 0;    // bytes, while lingering
+  bool timed_out_ = false;   // the read of a head or body that is under way
+  bool watching_ = false;    // a read is under way that looks for the client's leaving
+  bool input_over_ = false;  // the client's half has ended, or the connection broke
+  size_t discarded_ = 0;     // bytes, while lingering
 
   // The request at hand.
   Route route_;

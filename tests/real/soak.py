@@ -62,6 +62,8 @@ def check_memory(checks, memory, seconds, tolerance):
         late = memory.between(rank, seconds * 0.8, seconds)
         if not checks.check(f"rank {rank}: memory was looked at", bool(early and late), f"{len(memory.looks)} times"):
             continue
+        tenths = [memory.between(rank, seconds * i / 10, seconds * (i + 1) / 10) for i in range(10)]
+        print(f"  rank {rank}, MiB by tenth: " + " ".join(f"{statistics.median(each) / 1024:.1f}" for each in tenths if each))
         first, last = statistics.median(early), statistics.median(late)
         growth = (last - first) / first
         checks.check(f"rank {rank}: memory is flat", growth <= tolerance,
