@@ -39,7 +39,11 @@ class CudaVector : public Vector {
   explicit CudaVector(std::span<const float> values) : size_(static_cast<int64_t>(values.size())) {
     data_ = static_cast<float*>(device_allocate(static_cast<int64_t>(values.size_bytes()), "a vector of weights"));
     if (data_ == nullptr) return;
-    cuda_ok(cudaMemcpy(data_, values.data(), values.size_bytes(), cudaMemcpyHostToDevice), "a vector of weights");
+    // A copy of pageable memory may return before the bytes have come, and passes have a stream that waits for no
+    // other.
+    if (cuda_ok(cudaMemcpy(data_, values.data(), values.size_bytes(), cudaMemcpyHostToDevice), "a vector of weights")) {
+      cuda_ok(cudaStreamSynchronize(cudaStreamLegacy), "a vector of weights");
+    }
   }
   ~CudaVector() override { device_free(data_); }
   int64_t size() const override { return size_; }
@@ -345,7 +349,9 @@ class CudaOps : public Ops, public CudaStreamOps {
   }
   std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override {
     use_device();
-    return CudaRecurrentState::create(std::get<DeltaNetShape>(shape), stream_);
+    std::unique_ptr<RecurrentState> state = CudaRecurrentState::create(std::get<DeltaNetShape>(shape), stream_);
+    if (state == nullptr) kernel_check(false, cuda_failure().c_str());
+    return state;
   }
   void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override {
     flush();
@@ -473,7 +479,12 @@ class CudaOps : public Ops, public CudaStreamOps {
     if (memory == nullptr) {
       memory = static_cast<int32_t*>(device_allocate(static_cast<int64_t>(heads.size()) * 4, "a table of heads"));
       if (memory == nullptr) return nullptr;
-      cuda_ok(cudaMemcpy(memory, heads.data(), heads.size() * 4, cudaMemcpyHostToDevice), "a table of heads");
+      // In the order of the stream: a plain copy may return before the bytes have come, and this stream waits for no
+      // other.
+      void* staged = staging_.take(static_cast<int64_t>(heads.size()) * 4);
+      if (staged == nullptr) return nullptr;
+      std::memcpy(staged, heads.data(), heads.size() * 4);
+      cuda_ok(cudaMemcpyAsync(memory, staged, heads.size() * 4, cudaMemcpyHostToDevice, stream_), "a table of heads");
     }
     return memory;
   }
