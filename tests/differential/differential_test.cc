@@ -258,7 +258,7 @@ TEST(DifferentialCells, SampleCoversEveryPair) {
 TEST(DifferentialCells, ProductHasWhatTheModelAllows) {
   Axes axes;
   axes.variants = {"x"};
-  EXPECT_EQ(product(axes, true, 8).size(), (1 + 4 * 2) * 2 * (1 + 3 * 7) * 4 * 2 * 2u);
+  EXPECT_EQ(product(axes, true, 8).size(), (1 + 4 * 2) * 2 * (1 + 4 * 7) * 4 * 2 * 5 * 2u);
   for (const Cell& cell : product(axes, false, 4)) {
     EXPECT_LE(cell.world, 4);
     EXPECT_NE(cell.draft, CellDraft::kMtp);
