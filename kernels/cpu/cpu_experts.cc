@@ -74,11 +74,11 @@ std::unique_ptr<ExpertWeights> CpuOps::pack_experts(std::span<const ExpertSource
 
 void CpuOps::route(const RouteArgs& args) {
   const int64_t experts = args.logits.cols, slots = args.ids.cols;
-  const bool shared = args.shared_gate.data != nullptr;
+  const bool gated = args.shared_gate.data != nullptr, shared = gated || args.shared_always;
   const int64_t chosen = slots - (shared ? 1 : 0);
   kernel_check(chosen >= 1 && chosen <= experts && slots <= kMostExpertSlots && args.weights.cols == slots &&
                    args.ids.rows == args.logits.rows && args.weights.rows == args.logits.rows &&
-                   (!shared || args.shared_gate.rows == args.logits.rows) &&
+                   (!gated || args.shared_gate.rows == args.logits.rows) &&
                    (args.bias == nullptr || args.bias->size() == experts),
                "route: shapes differ");
   const float* bias = args.bias == nullptr ? nullptr : static_cast<const CpuVector*>(args.bias)->data();
@@ -92,19 +92,24 @@ void CpuOps::route(const RouteArgs& args) {
           float* score = scores.data + r * scores.stride;
           if (args.score == RouterScore::kSoftmax) {
             kernels_->softmax(logits, experts, score);
-          } else {
+          } else if (args.score == RouterScore::kSigmoid) {
             kernels_->sigmoid(logits, score, experts);
+          } else {
+            kernels_->sqrt_softplus(logits, score, experts);
           }
-          for (int64_t e = 0; e < experts; ++e) {
-            order[static_cast<size_t>(e)] = {bias == nullptr ? logits[e] : score[e] + bias[e], static_cast<int32_t>(e)};
-          }
-          std::partial_sort(order.begin(), order.begin() + chosen, order.end(), chosen_before);
           float* ids = args.ids.data + r * args.ids.stride;
           float* weights = args.weights.data + r * args.weights.stride;
+          for (int64_t e = 0; !args.given && e < experts; ++e) {
+            order[static_cast<size_t>(e)] = {bias == nullptr ? logits[e] : score[e] + bias[e], static_cast<int32_t>(e)};
+          }
+          if (!args.given) {
+            std::partial_sort(order.begin(), order.begin() + chosen, order.end(), chosen_before);
+            for (int64_t j = 0; j < chosen; ++j) ids[j] = static_cast<float>(order[static_cast<size_t>(j)].id);
+          }
           float sum = 0.0f;
           for (int64_t j = 0; j < chosen; ++j) {
-            const int32_t expert = order[static_cast<size_t>(j)].id;
-            ids[j] = static_cast<float>(expert);
+            const auto expert = static_cast<int64_t>(ids[j]);
+            kernel_check(expert >= 0 && expert < experts, "route: no such expert");
             weights[j] = score[expert];
             sum += score[expert];
           }
@@ -114,7 +119,8 @@ void CpuOps::route(const RouteArgs& args) {
           }
           if (!shared) continue;
           ids[chosen] = static_cast<float>(experts);
-          kernels_->sigmoid(args.shared_gate.data + r * args.shared_gate.stride, weights + chosen, 1);
+          weights[chosen] = 1.0f;
+          if (gated) kernels_->sigmoid(args.shared_gate.data + r * args.shared_gate.stride, weights + chosen, 1);
         }
       });
 }
@@ -196,7 +202,12 @@ void CpuOps::expert_inner(const ExpertsArgs& args, const ExpertGroups& groups, T
           const auto& group = groups.groups[static_cast<size_t>(groups.group_of[static_cast<size_t>(place)])];
           const int64_t columns = set.all[static_cast<size_t>(group.expert)].columns();
           const float* gate = gate_up.data + place * gate_up.stride;
-          kernels_->silu_mul(gate, gate + columns, inner.data + place * inner.stride, columns);
+          float* out = inner.data + place * inner.stride;
+          if (args.limit > 0.0f) {
+            kernels_->silu_mul_limited(gate, gate + columns, args.limit, out, columns);
+          } else {
+            kernels_->silu_mul(gate, gate + columns, out, columns);
+          }
         }
       });
 }

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "worker/checkpoint/json_fields.h"
+#include "worker/checkpoint/latent_config.h"
 #include "worker/checkpoint/rope_config.h"
 #include "worker/checkpoint/safetensors.h"
 
@@ -32,7 +33,9 @@ const std::vector<FamilyRow>& family_rows() {
       {"qwen3_5", Family::kQwen3_5, {"Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"}},
       {"qwen3_5_text", Family::kQwen3_5, {"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}},
       {"qwen3_5_moe", Family::kQwen3_5Moe, {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"}},
-      {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}}};
+      {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
+      {"glm5_next", Family::kGlm5Next, {"Glm5NextForConditionalGeneration", "Glm5NextForCausalLM"}},
+      {"glm5_next_text", Family::kGlm5Next, {"Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"}}};
   return rows;
 }
 
@@ -68,9 +71,10 @@ absl::StatusOr<const object*> find_text_config(const object& config, const Famil
   const object* text = fields.object("text_config");
   if (!fields.ok()) return fields.status();
   if (text == nullptr) return text;
-  if (row.model_type != "qwen3_5" && row.model_type != "qwen3_5_moe") {
-    return absl::InvalidArgumentError(fmt::format(
-        "{}: model_type {} has a text_config; only qwen3_5 and qwen3_5_moe are read with one", label, row.model_type));
+  constexpr std::array<std::string_view, 3> kComposite = {"qwen3_5", "qwen3_5_moe", "glm5_next"};
+  if (std::find(kComposite.begin(), kComposite.end(), row.model_type) == kComposite.end()) {
+    return absl::InvalidArgumentError(fmt::format("{}: model_type {} has a text_config; only {} are read with one",
+                                                  label, row.model_type, fmt::join(kComposite, ", ")));
   }
   FieldReader inner(label, *text);
   const std::string wanted = std::string(row.model_type) + "_text";
@@ -96,8 +100,9 @@ void refuse_features(FieldReader& fields, const ModelConfig& config) {
     const std::string gate = fields.string("output_gate_type", "silu");
     if (gate != "silu" && gate != "swish") fields.refuse("output_gate_type", "silu");
   }
-  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    if (has_experts(config.family) && key != std::string_view("n_routed_experts")) continue;
+  for (const std::string_view key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    const bool routed = is_latent(config.family);
+    if (has_experts(config.family) && routed == (key == "n_routed_experts")) continue;
     if (fields.integer(key, 0, 1 << 20, 0) > 0) {
       fields.refuse(key, fmt::format("0 ({} has no experts under this name)", config.model_type));
     }
@@ -293,8 +298,14 @@ std::string experts_text(const ModelConfig& c) {
   if (c.experts.count == 0) return {};
   std::string kinds;
   for (MlpKind kind : c.mlps) kinds += kind == MlpKind::kExperts ? 'E' : 'D';
-  return fmt::format("experts={},{},{},{},{} in {}\n", c.experts.count, c.experts.per_token,
-                     c.experts.intermediate_size, c.experts.shared_intermediate_size, c.experts.renormalise, kinds);
+  const ExpertsConfig& e = c.experts;
+  std::string text = fmt::format("experts={},{},{},{},{} in {}\n", e.count, e.per_token, e.intermediate_size,
+                                 e.shared_intermediate_size, e.renormalise, kinds);
+  const ExpertsConfig plain;
+  if (e.shared_gate != plain.shared_gate || e.sigmoid || e.choice_bias || e.scale != plain.scale) {
+    text += fmt::format("router={},{},{:a} shared gate={}\n", e.sigmoid, e.choice_bias, e.scale, e.shared_gate);
+  }
+  return text;
 }
 
 // modelopt's own file. Newer exports say the same in config.json; there lists of modules may be abridged, so only the
@@ -333,6 +344,8 @@ std::string_view family_name(Family family) {
       return "qwen3_5";
     case Family::kQwen3_5Moe:
       return "qwen3_5_moe";
+    case Family::kGlm5Next:
+      return "glm5_next";
   }
   return "unknown";
 }
@@ -341,8 +354,11 @@ bool is_hybrid(Family family) {
   return family == Family::kQwen3Next || family == Family::kQwen3_5 || family == Family::kQwen3_5Moe;
 }
 
+bool is_latent(Family family) { return family == Family::kGlm5Next; }
+
 bool has_experts(Family family) {
-  return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe;
+  return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe ||
+         is_latent(family);
 }
 
 int64_t ModelConfig::count(LayerKind kind) const { return std::count(layers.begin(), layers.end(), kind); }
@@ -353,7 +369,7 @@ std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
   for (LayerKind kind : c.layers) kinds += kind == LayerKind::kFullAttention ? 'F' : 'L';
   const std::string quantization = canonical_text(c.quantization);
-  return experts_text(c) +
+  return experts_text(c) + latent_text(c) +
          fmt::format(
              "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
              "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
@@ -382,16 +398,21 @@ absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::stri
   config.family = (*row)->family;
   config.model_type = std::string((*row)->model_type);
   config.quantization = std::move(*quantization);
-  config.qk_norm = config.family != Family::kLlama;
+  config.qk_norm = config.family != Family::kLlama && !is_latent(config.family);
   config.attn_output_gate = config.zero_centred_norms = is_hybrid(config.family);
   FieldReader fields(label, *top, *text, "text_config.");
-  parse_dimensions(fields, config);
-  if (!fields.ok()) return fields.status();
-  refuse_features(fields, config);
-  parse_layers(fields, config);
-  parse_experts(fields, config);
-  parse_linear(fields, config);
-  config.rope = parse_rope(fields, config.family, config.head_dim, label);
+  if (is_latent(config.family)) {
+    refuse_features(fields, config);
+    parse_latent(fields, config);
+  } else {
+    parse_dimensions(fields, config);
+    if (!fields.ok()) return fields.status();
+    refuse_features(fields, config);
+    parse_layers(fields, config);
+    parse_experts(fields, config);
+    parse_linear(fields, config);
+    config.rope = parse_rope(fields, config.family, config.head_dim, label);
+  }
   // qwen3_next's files ship the layer without counting it: the weights decide.
   if (is_hybrid(config.family)) {
     config.mtp_layers = fields.integer("mtp_num_hidden_layers", 0, 1, config.family == Family::kQwen3Next ? 1 : 0);

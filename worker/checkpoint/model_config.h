@@ -12,10 +12,12 @@
 
 namespace tensorfold {
 
-enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe };
+enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe, kGlm5Next };
 std::string_view family_name(Family family);
 /// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe.
 bool is_hybrid(Family family);
+/// Attention over latents and residuals of several streams: glm5_next.
+bool is_latent(Family family);
 /// Mixtures of experts in some or all layers.
 bool has_experts(Family family);
 
@@ -44,7 +46,8 @@ struct LinearAttentionConfig {
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   int64_t conv_kernel = 0;
-  bool fused = false;  // in_proj_qkvz and in_proj_ba, interleaved by key head (qwen3_next)
+  bool fused = false;        // in_proj_qkvz and in_proj_ba, interleaved by key head (qwen3_next)
+  double decay_floor = 0.0;  // below 0: a decay for each key channel, its logarithm at least this (glm5_next)
 };
 
 /// Mixture-of-experts layers; all 0 in a dense family.
@@ -52,8 +55,32 @@ struct ExpertsConfig {
   int64_t count = 0;
   int64_t per_token = 0;                 // at most count
   int64_t intermediate_size = 0;         // columns of one expert
-  int64_t shared_intermediate_size = 0;  // of the shared expert, which has a sigmoid gate; 0: there is none
+  int64_t shared_intermediate_size = 0;  // of the shared expert; 0: there is none
+  bool shared_gate = true;               // the shared expert has a sigmoid gate
   bool renormalise = false;              // the chosen experts' weights are divided by their sum
+  bool sigmoid = false;                  // scores are sigmoids of the router's logits, not a softmax
+  bool choice_bias = false;              // a bias is added to the scores for the choice alone
+  double scale = 1.0;                    // of the routed experts' weights
+};
+
+/// Attention whose keys and values are one latent row a token, chosen by an indexer.
+struct LatentConfig {
+  int64_t q_rank = 0;   // of the queries' latent
+  int64_t kv_rank = 0;  // of the cached latent
+  int64_t key_dim = 0;  // of a query head before it is taken to the latent's space
+  // Indexer: whose keys are pooled over `index_tokens` tokens, of which the `index_topk` best are attended to.
+  int64_t index_heads = 0;
+  int64_t index_dim = 0;
+  int64_t index_tokens = 0;
+  int64_t index_topk = 0;           // tokens (glm5_next), a multiple of index_tokens
+  std::vector<bool> shared_choice;  // by layer: takes the choice of the attention layer before it
+};
+
+/// A residual of several streams that hyper-connections mix.
+struct StreamsConfig {
+  int64_t count = 0;  // 0: a plain residual
+  double eps = 0.0;
+  int64_t iterations = 0;  // of the balancing of the mixing matrix
 };
 
 struct ModelConfig {
@@ -72,7 +99,10 @@ struct ModelConfig {
   std::vector<LayerKind> layers;
   std::vector<MlpKind> mlps;  // one a layer; an MTP layer has experts where the family has them
   ExpertsConfig experts;
-  LinearAttentionConfig linear;     // all 0 without linear layers
+  LinearAttentionConfig linear;  // all 0 without linear layers
+  LatentConfig latent;           // all 0 in families of plain attention; head_dim is then that of the values
+  StreamsConfig streams;
+  double swiglu_limit = 0.0;        // over 0: gates and ups of MLPs and experts are clamped
   bool attn_output_gate = false;    // q_proj holds a gate beside each head's query
   bool qk_norm = false;             // q_norm and k_norm before the rotation
   bool zero_centred_norms = false;  // the family stores gamma - 1, unless a converter added the 1 (names.h)

@@ -61,7 +61,8 @@ Skip Layout::skip(std::string_view full_name) const {
       "image_newline", "embed_vision.", "vision_projection."};
   const std::string_view path = strip_prefixes(full_name);
   if (starts_with_any(path, kVision)) return Skip::kVision;
-  if (path.starts_with("mtp.") && !has_mtp_) return Skip::kMtp;
+  const bool mtp = path.starts_with("mtp.") || (!mtp_layer_.empty() && path.starts_with(mtp_layer_));
+  if (mtp && !has_mtp_) return Skip::kMtp;
   if (path.starts_with("lm_head.") && tied_head_) return Skip::kTiedHead;
   if (path.ends_with("rotary_emb.inv_freq")) return Skip::kRopeCache;
   return Skip::kNo;
@@ -95,6 +96,14 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
   }
   main_prefix_ = found[0];
   notes_.push_back(fmt::format("language model under '{}'", main_prefix_));
+
+  if (source.config().family == Family::kGlm5Next) {
+    mtp_layer_ = fmt::format("layers.{}.", source.config().layer_count());
+    has_mtp_ = source.config().mtp_layers > 0 && source.find(full_name(mtp_layer_ + "eh_proj.weight")) != nullptr;
+    if (has_mtp_) notes_.push_back(fmt::format("MTP layer under '{}{}'", main_prefix_, mtp_layer_));
+    if (!has_mtp_ && source.config().mtp_layers > 0) notes_.push_back("no MTP layer in the weights");
+    return absl::OkStatus();
+  }
 
   const auto mtp = std::find_if(kMtpPrefixes.begin(), kMtpPrefixes.end(), [&](std::string_view prefix) {
     return source.find(std::string(prefix) + "mtp.fc.weight") != nullptr;

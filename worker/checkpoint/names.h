@@ -66,6 +66,7 @@ class Layout {
   std::string main_prefix_;  // "model.", "model.language_model.", "language_model.model.", "language_model.", ""
   std::string head_;         // full module name of lm_head
   std::string mtp_prefix_;   // before "mtp."
+  std::string mtp_layer_;    // "layers.45.": where a family keeps its MTP layer behind the others; else empty
   bool has_mtp_ = false;
   bool tied_head_ = false;
   bool mlx_layout_ = false;  // convolutions [C, K, 1]

@@ -104,6 +104,29 @@ absl::StatusOr<MatrixSource> WeightReader::matrix(std::string_view module, int64
   return source;
 }
 
+absl::StatusOr<MatrixSource> WeightReader::bare_matrix(std::string_view tensor, int64_t rows, int64_t cols) {
+  absl::StatusOr<const TensorInfo*> found = take(layout_.full_name(tensor));
+  if (!found.ok()) return found.status();
+  const std::optional<WeightFormat> format = float_format((*found)->dtype);
+  if (!format || !has_shape(**found, rows, cols)) {
+    return wrong_shape(**found, fmt::format("BF16, F16 or F32 [{}, {}]", rows, cols));
+  }
+  MatrixSource source;
+  source.format = *format;
+  source.rows = rows;
+  source.cols = cols;
+  source.data = aligned(**found);
+  source.row_bytes = cols * dtype_bytes((*found)->dtype);
+  return source;
+}
+
+absl::StatusOr<std::vector<float>> WeightReader::table(std::string_view tensor, int64_t rows, int64_t cols) {
+  absl::StatusOr<const TensorInfo*> found = take(layout_.full_name(tensor));
+  if (!found.ok()) return found.status();
+  if (!has_shape(**found, rows, cols)) return wrong_shape(**found, fmt::format("[{}, {}]", rows, cols));
+  return read_floats(**found);
+}
+
 absl::StatusOr<MatrixSource> WeightReader::stored(const std::string& module, const StoredModule& stored, int64_t rows,
                                                   int64_t cols) {
   StoredAccess access;

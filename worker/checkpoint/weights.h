@@ -45,6 +45,11 @@ class WeightReader {
   /// "layers.3.mlp.switch_mlp.gate_proj". BF16, F16 or F32, or MLX affine. Errors as of matrix().
   absl::StatusOr<MatrixSource> stacked(std::string_view module, int64_t count, int64_t rows, int64_t cols);
 
+  /// A [rows, cols] matrix stored as a tensor of its own, without `.weight`: "layers.0.hc_attn_fn". BF16, F16 or F32.
+  absl::StatusOr<MatrixSource> bare_matrix(std::string_view tensor, int64_t rows, int64_t cols);
+  /// The numbers of such a tensor, row after row.
+  absl::StatusOr<std::vector<float>> table(std::string_view tensor, int64_t rows, int64_t cols);
+
   /// A tensor of `size` values, by its path without prefixes: "layers.0.linear_attn.A_log", fp32, as stored.
   absl::StatusOr<std::vector<float>> vector(std::string_view tensor, int64_t size);
 

@@ -97,18 +97,31 @@ absl::StatusOr<std::unique_ptr<ExpertsBlock>> ExpertsBlock::load(LoadContext& lo
   block->count_ = config.count;
   block->chosen_ = config.per_token;
   block->shared_ = config.shared_intermediate_size > 0;
+  block->shared_gate_ = block->shared_ && config.shared_gate;
   block->renormalise_ = config.renormalise;
+  block->score_ = config.sigmoid ? RouterScore::kSigmoid : RouterScore::kSoftmax;
+  block->scale_ = static_cast<float>(config.scale);
+  block->limit_ = static_cast<float>(load.config.swiglu_limit);
 
   absl::StatusOr<MatrixSource> gate = load.reader.matrix(prefix + ".gate", config.count, hidden);
   if (!gate.ok()) return gate.status();
   std::vector<MatrixSource> router = {*gate};
   absl::StatusOr<std::vector<WholeExpert>> experts = routed_experts(load, prefix);
   if (!experts.ok()) return experts.status();
-  if (block->shared_) {
+  if (config.choice_bias) {
+    absl::StatusOr<std::vector<float>> bias =
+        load.reader.vector(prefix + ".gate.e_score_correction_bias", config.count);
+    if (!bias.ok()) return bias.status();
+    block->bias_ = load.ops.pack_vector(*bias);
+  }
+  if (block->shared_gate_) {
     absl::StatusOr<MatrixSource> shared_gate = load.reader.matrix(prefix + ".shared_expert_gate", 1, hidden);
     if (!shared_gate.ok()) return shared_gate.status();
     router.push_back(*shared_gate);
-    absl::StatusOr<WholeExpert> shared = one_expert(load, prefix + ".shared_expert", config.shared_intermediate_size);
+  }
+  if (block->shared_) {
+    const std::string module = prefix + (config.shared_gate ? ".shared_expert" : ".shared_experts");
+    absl::StatusOr<WholeExpert> shared = one_expert(load, module, config.shared_intermediate_size);
     if (!shared.ok()) return shared.status();
     experts->push_back(*shared);
   }
@@ -127,7 +140,11 @@ absl::Status ExpertsBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor
   pass.record(layer, "experts.router", logits);
   RouteArgs route;
   route.logits = logits.columns(0, count_);
-  if (shared_) route.shared_gate = logits.columns(count_, 1);
+  if (shared_gate_) route.shared_gate = logits.columns(count_, 1);
+  route.shared_always = shared_;
+  route.score = score_;
+  route.bias = bias_.get();
+  route.scale = scale_;
   route.renormalise = renormalise_;
   route.ids = ops.scratch(x.rows, slots);
   route.weights = ops.scratch(x.rows, slots);
@@ -137,7 +154,7 @@ absl::Status ExpertsBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor
 
   std::vector<Tensor> partials;
   for (int64_t s = 0; s < cut_.owned.count; ++s) partials.push_back(ops.scratch(x.rows, residual.cols));
-  ops.experts({experts_.get(), x, route.ids, route.weights, partials});
+  ops.experts({experts_.get(), x, route.ids, route.weights, partials, limit_});
   for (int64_t s = 0; s < cut_.owned.count; ++s) {
     pass.record(layer, "experts.down_proj", partials[static_cast<size_t>(s)], cut_.owned.first + s);
   }

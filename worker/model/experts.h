@@ -24,7 +24,12 @@ class ExpertsBlock {
   int64_t count_ = 0;
   int64_t chosen_ = 0;  // experts of a row, the shared one not counted
   bool shared_ = false;
+  bool shared_gate_ = false;
   bool renormalise_ = false;
+  RouterScore score_ = RouterScore::kSoftmax;
+  float scale_ = 1.0f;
+  float limit_ = 0.0f;
+  std::unique_ptr<Vector> bias_;    // of the choice; null: none
   std::unique_ptr<Weight> router_;  // [experts, or one more: the shared expert's gate, hidden]
   std::unique_ptr<ExpertWeights> experts_;
 };

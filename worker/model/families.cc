@@ -7,8 +7,8 @@
 namespace tensorfold {
 namespace {
 
-const FamilyEntry* const kFamilies[] = {&kLlamaEntry,     &kQwen3Entry,  &kQwen3MoeEntry,
-                                        &kQwen3NextEntry, &kQwen35Entry, &kQwen35MoeEntry};
+const FamilyEntry* const kFamilies[] = {&kLlamaEntry,  &kQwen3Entry,     &kQwen3MoeEntry, &kQwen3NextEntry,
+                                        &kQwen35Entry, &kQwen35MoeEntry, &kGlm5NextEntry};
 
 const FamilyEntry* find_family(Family family) {
   for (const FamilyEntry* entry : kFamilies) {
@@ -58,6 +58,12 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
                     "backend cpu",
                     config.model_type, ops.fingerprint_name()));
   }
+  if (is_latent(config.family) && !ops.supports_latents()) {
+    return absl::UnimplementedError(
+        fmt::format("model_type {} has attention over latents and a residual of several streams, which backend {} does "
+                    "not compute: run it with backend cpu",
+                    config.model_type, ops.fingerprint_name()));
+  }
   absl::StatusOr<ModelShape> shape = family->shape(config, shard);
   if (!shape.ok()) return shape.status();
   if (!shape->row_layers.empty() && !ops.supports_row_caches()) {
@@ -77,7 +83,10 @@ int64_t column_unit(const ModelConfig& config, const std::string& module) {
     if (format.has_value()) unit = std::max<int64_t>(unit, format->group);
   };
   for (int64_t layer = 0; layer < config.layer_count(); ++layer) look(fmt::format("layers.{}.{}", layer, module));
-  if (config.mtp_layers > 0) look("mtp.layers.0." + module);
+  if (config.mtp_layers > 0) {
+    look(is_latent(config.family) ? fmt::format("layers.{}.{}", config.layer_count(), module)
+                                  : "mtp.layers.0." + module);
+  }
   return unit;
 }
 
@@ -104,7 +113,10 @@ int64_t expert_column_unit(const ModelConfig& config) {
   return unit;
 }
 
-int64_t shared_column_unit(const ModelConfig& config) { return column_unit(config, "mlp.shared_expert.down_proj"); }
+int64_t shared_column_unit(const ModelConfig& config) {
+  return column_unit(config,
+                     config.experts.shared_gate ? "mlp.shared_expert.down_proj" : "mlp.shared_experts.down_proj");
+}
 
 // S of both: what the units of each divide by.
 int64_t expert_slice_count(const ModelConfig& config) {
@@ -135,8 +147,9 @@ absl::Status add_experts(const ModelConfig& config, ModelShape& shape, ShardSpec
   std::vector<Part> parts = {
       {"moe_intermediate_size", "expert column", experts.intermediate_size, expert_column_unit(config)}};
   if (experts.shared_intermediate_size > 0) {
-    parts.push_back({"shared_expert_intermediate_size", "shared expert column", experts.shared_intermediate_size,
-                     shared_column_unit(config)});
+    parts.push_back(
+        {experts.shared_gate ? "shared_expert_intermediate_size" : "moe_intermediate_size * n_shared_experts",
+         "shared expert column", experts.shared_intermediate_size, shared_column_unit(config)});
   }
   for (const Part& part : parts) {
     if (part.columns % part.unit == 0) continue;

@@ -19,6 +19,7 @@ extern const FamilyEntry kQwen3MoeEntry;   // qwen3_moe.cc
 extern const FamilyEntry kQwen3NextEntry;  // qwen3_next.cc
 extern const FamilyEntry kQwen35Entry;     // qwen3_5.cc
 extern const FamilyEntry kQwen35MoeEntry;  // qwen3_5_moe.cc
+extern const FamilyEntry kGlm5NextEntry;   // glm5_next.cc
 
 /// The largest quantisation group over all layers' `module` ("self_attn.o_proj"); 1 when none is quantised.
 int64_t column_unit(const ModelConfig& config, const std::string& module);
