@@ -85,11 +85,15 @@ std::vector<NamedCheck> rowwise_checks();
 std::vector<NamedCheck> attention_checks();
 std::vector<NamedCheck> delta_net_checks();
 std::vector<NamedCheck> expert_checks();
+std::vector<NamedCheck> latent_checks();
 std::vector<NamedCheck> golden_checks();
 
 /// Of the router's and the experts' results on fixed inputs, for the golden checks (expert_checks.cc).
 uint64_t router_hash(Ops& ops);
 uint64_t experts_hash(Ops& ops);
+/// Of operations on latents (latent_checks.cc).
+uint64_t streams_hash(Ops& ops);
+uint64_t latents_hash(Ops& ops);
 
 /// A batch of row groups for ops that look at nothing else.
 inline RowBatch batch_of(std::span<const RowGroup> groups) {
