@@ -169,10 +169,14 @@ struct CpuOps::ExpertGroups {
     }
   }
 
-  // The group's rows follow one another in the pass: no copy is needed.
+  // The group's rows follow one another in the pass: no copy is needed. A choice that is given may name an expert twice
+  // for one row, so the ends alone do not tell.
   bool consecutive(const Group& group) const {
     const int32_t from = row_of[static_cast<size_t>(group.first)];
-    return row_of[static_cast<size_t>(group.first + group.places - 1)] - from == group.places - 1;
+    for (int32_t i = 1; i < group.places; ++i) {
+      if (row_of[static_cast<size_t>(group.first + i)] - from != i) return false;
+    }
+    return true;
   }
 };
 

@@ -130,13 +130,14 @@ void parse_glm_attention(FieldReader& fields, ModelConfig& config) {
   }
   latent.index_heads = fields.integer("index_n_heads", 1, 1024);
   latent.index_dim = fields.integer("index_head_dim", 1, 1024);
-  latent.index_topk = fields.integer("index_topk", 1, 1 << 20);
+  const int64_t topk = fields.integer("index_topk", 1, 1 << 20);
   latent.index_tokens = fields.integer("index_kpool", 1, 64, 16);
   if (!fields.ok()) return;
   if (64 % latent.index_tokens != 0) fields.refuse("index_kpool", "a divisor of a page's 64 tokens");
-  if (latent.index_topk % latent.index_tokens != 0) {
+  if (topk % latent.index_tokens != 0) {
     fields.refuse("index_topk", fmt::format("a multiple of index_kpool, which is {}", latent.index_tokens));
   }
+  latent.index_windows = topk / latent.index_tokens;
   if (config.head_dim % 8 != 0) fields.refuse("v_head_dim", "a multiple of 8");
   if (!fields.boolean("index_kpool_always_select_tail", true)) {
     fields.refuse("index_kpool_always_select_tail", "true");
@@ -155,13 +156,156 @@ void parse_glm5_next(FieldReader& fields, ModelConfig& config) {
   config.mtp_layers = fields.integer("num_nextn_predict_layers", 0, 1, 0);
 }
 
+// --- deepseek_v4 --------------------------------------------------------------------------------------------------
+
+// One rotation, from its own object or the flat keys of `fields`.
+RopeConfig parse_rotation(FieldReader& fields, FieldReader* nested, double theta, int64_t dims) {
+  RopeConfig rope;
+  rope.dims = dims;
+  rope.theta = theta;
+  if (nested == nullptr) return rope;
+  rope.theta = nested->number("rope_theta", 1.0, 1e12, theta);
+  const std::string type = nested->string(nested->has("rope_type") ? "rope_type" : "type", "default");
+  if (type != "default" && type != "yarn") {
+    nested->fail(absl::UnimplementedError(
+        fmt::format("{} is {}; read are: default, yarn", nested->where("rope_type"), quoted_name(type))));
+  }
+  if (type == "yarn") {
+    rope.type = RopeType::kYarn;
+    rope.factor = nested->number("factor", 1.0, 1e6);
+    rope.beta_fast = nested->number("beta_fast", 1e-3, 1e6, 32.0);
+    rope.beta_slow = nested->number("beta_slow", 1e-3, 1e6, 1.0);
+    rope.original_max_positions = nested->integer("original_max_position_embeddings", 1, int64_t{1} << 30);
+    if (nested->number("attention_factor", 0.0, 1e6, 1.0) != 1.0) nested->refuse("attention_factor", "1");
+  }
+  fields.fail(nested->status());
+  return rope;
+}
+
+void parse_v4_rope(FieldReader& fields, ModelConfig& config) {
+  const auto share = [&] {
+    return static_cast<double>(config.head_dim) * fields.number("partial_rotary_factor", 0.0, 1.0, 0.125);
+  };
+  const int64_t dims =
+      fields.has("qk_rope_head_dim") ? fields.integer("qk_rope_head_dim", 2, 1024) : static_cast<int64_t>(share());
+  const double theta = fields.number("rope_theta", 1.0, 1e12, 10000.0);
+  const double pooled_theta = fields.number("compress_rope_theta", 1.0, 1e12, 160000.0);
+  const char* key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const boost::json::object* object = fields.object(key);
+  if (!fields.ok()) return;
+  if (dims < 2 || dims % 2 != 0 || dims > config.head_dim) {
+    fields.refuse("qk_rope_head_dim", "an even number from 2 to head_dim");
+    return;
+  }
+  std::optional<FieldReader> main, pooled;
+  if (object != nullptr) {
+    FieldReader nested(fields.where(key), *object);
+    const boost::json::object* inner = nested.object("compress");
+    if (inner != nullptr) {
+      pooled.emplace(nested.where("compress"), *inner);
+      if (const boost::json::object* other = nested.object("main")) main.emplace(nested.where("main"), *other);
+    } else {
+      pooled.emplace(fields.where(key), *object);
+    }
+    fields.fail(nested.status());
+  }
+  const bool flat = object != nullptr && !main;
+  config.rope = parse_rotation(fields, main ? &*main : nullptr, theta, dims);
+  config.latent.pooled_rope = parse_rotation(fields, pooled ? &*pooled : nullptr, pooled_theta, dims);
+  if (flat) config.latent.pooled_rope.theta = pooled_theta;  // rope_theta beside yarn's keys is the window's
+}
+
+void parse_v4_layers(FieldReader& fields, ModelConfig& config) {
+  const int64_t count = fields.integer("num_hidden_layers", 1, 1024);
+  if (!fields.ok()) return;
+  LatentConfig& latent = config.latent;
+  latent.index_tokens = fields.integer("compress_rate_csa", 1, 1 << 16, 4);
+  latent.pooled_tokens = fields.integer("compress_rate_hca", 1, 1 << 16, 128);
+  if (const boost::json::object* rates = fields.object("compress_rates")) {
+    FieldReader nested(fields.where("compress_rates"), *rates);
+    latent.index_tokens = nested.integer("compressed_sparse_attention", 1, 1 << 16, latent.index_tokens);
+    latent.pooled_tokens = nested.integer("heavily_compressed_attention", 1, 1 << 16, latent.pooled_tokens);
+    fields.fail(nested.status());
+  }
+  const auto types =
+      names_by_layer(fields, "layer_types", count,
+                     {"sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"});
+  const auto mlps = names_by_layer(fields, "mlp_layer_types", count, {"hash_moe", "moe"});
+  const int64_t hashed = fields.integer("num_hash_layers", 0, 1024, 3);
+  // The original files give each layer's tokens a pooled row, and the drafter's behind them.
+  const std::vector<int64_t> ratios = fields.integers("compress_ratios", 0, 1 << 16);
+  if (!fields.ok()) return;
+  if (!ratios.empty() && static_cast<int64_t>(ratios.size()) < count) {
+    fields.refuse("compress_ratios", fmt::format("{} numbers or more, as many as num_hidden_layers", count));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    LayerKind kind = i < 2 || i % 2 == 0 ? LayerKind::kWindowAndPooled : LayerKind::kWindowAndChosen;
+    if (!types.empty()) {
+      kind = types[at] == "sliding_attention"             ? LayerKind::kWindow
+             : types[at] == "compressed_sparse_attention" ? LayerKind::kWindowAndChosen
+                                                          : LayerKind::kWindowAndPooled;
+    } else if (!ratios.empty()) {
+      const bool known = ratios[at] == 0 || ratios[at] == latent.index_tokens || ratios[at] == latent.pooled_tokens;
+      if (!known)
+        fields.refuse("compress_ratios",
+                      fmt::format("0, {} or {} for each layer", latent.index_tokens, latent.pooled_tokens));
+      kind = ratios[at] == 0                     ? LayerKind::kWindow
+             : ratios[at] == latent.index_tokens ? LayerKind::kWindowAndChosen
+                                                 : LayerKind::kWindowAndPooled;
+    }
+    config.layers.push_back(kind);
+    config.mlps.push_back(MlpKind::kExperts);
+    latent.experts_by_token.push_back(mlps.empty() ? i < hashed : mlps[at] == "hash_moe");
+  }
+  for (const int64_t tokens : {latent.index_tokens, latent.pooled_tokens}) {
+    if (64 % tokens != 0 && tokens % 64 != 0)
+      fields.refuse("compress_rates", "divisors or multiples of a page's 64 tokens");
+  }
+}
+
+void parse_deepseek_v4(FieldReader& fields, ModelConfig& config) {
+  LatentConfig& latent = config.latent;
+  if (fields.integer("num_key_value_heads", 1, 1024, 1) != 1) fields.refuse("num_key_value_heads", "1");
+  config.head_dim = latent.kv_rank = latent.key_dim = fields.integer("head_dim", 8, 4096);
+  latent.q_rank = fields.integer("q_lora_rank", 1, 65536);
+  latent.window = fields.integer("sliding_window", 1, 1 << 20);
+  latent.out_groups = fields.integer("o_groups", 1, 1024);
+  latent.out_rank = fields.integer("o_lora_rank", 1, 65536);
+  latent.index_heads = fields.integer("index_n_heads", 1, 1024);
+  latent.index_dim = fields.integer("index_head_dim", 1, 4096);
+  latent.index_windows = fields.integer("index_topk", 1, 1 << 20);
+  if (!fields.ok()) return;
+  if (config.head_dim % 8 != 0) fields.refuse("head_dim", "a multiple of 8");
+  if (config.heads % latent.out_groups != 0) fields.refuse("o_groups", "a divisor of num_attention_heads");
+  parse_v4_rope(fields, config);
+  if (fields.ok() && config.rope.dims > latent.index_dim) fields.refuse("index_head_dim", "at least qk_rope_head_dim");
+  parse_v4_layers(fields, config);
+  parse_router(fields, config);
+  const std::string score = fields.string("scoring_func", "sqrtsoftplus");
+  config.experts.sqrt_softplus = score == "sqrtsoftplus";
+  config.experts.sigmoid = score == "sigmoid";
+  if (score != "sqrtsoftplus" && score != "sigmoid" && score != "softmax") {
+    fields.refuse("scoring_func", "sqrtsoftplus, sigmoid, softmax");
+  }
+  // The layer it counts is a block drafter (mtp.*) that is not computed: its tensors are skipped.
+  config.mtp_layers = 0;
+}
+
+std::string rope_text(const RopeConfig& r) {
+  return fmt::format("{},{:a},{},{:a},{:a},{:a},{}", static_cast<int>(r.type), r.theta, r.dims, r.factor, r.beta_fast,
+                     r.beta_slow, r.original_max_positions);
+}
+
 }  // namespace
 
 void parse_latent(FieldReader& fields, ModelConfig& config) {
   parse_sizes(fields, config);
   parse_streams(fields, config);
   if (!fields.ok()) return;
-  parse_glm5_next(fields, config);
+  if (config.family == Family::kGlm5Next) parse_glm5_next(fields, config);
+  if (config.family == Family::kDeepseekV4) parse_deepseek_v4(fields, config);
 }
 
 std::string latent_text(const ModelConfig& c) {
@@ -169,9 +313,16 @@ std::string latent_text(const ModelConfig& c) {
   if (l.q_rank == 0) return {};
   std::string shared;
   for (const bool s : l.shared_choice) shared += s ? 'S' : 'F';
-  return fmt::format("latent={},{},{} index={},{},{},{} {} streams={},{:a},{} limit={:a} floor={:a}\n", l.q_rank,
-                     l.kv_rank, l.key_dim, l.index_heads, l.index_dim, l.index_tokens, l.index_topk, shared,
-                     c.streams.count, c.streams.eps, c.streams.iterations, c.swiglu_limit, c.linear.decay_floor);
+  std::string by_token;
+  for (const bool b : l.experts_by_token) by_token += b ? 'T' : 'R';
+  const std::string window =
+      l.window == 0 ? ""
+                    : fmt::format("window={},{} out={},{} rope={} {} experts={}\n", l.window, l.pooled_tokens,
+                                  l.out_groups, l.out_rank, rope_text(c.rope), rope_text(l.pooled_rope), by_token);
+  return window + fmt::format("latent={},{},{} index={},{},{},{} {} streams={},{:a},{} limit={:a} floor={:a}\n",
+                              l.q_rank, l.kv_rank, l.key_dim, l.index_heads, l.index_dim, l.index_tokens,
+                              l.index_windows, shared, c.streams.count, c.streams.eps, c.streams.iterations,
+                              c.swiglu_limit, c.linear.decay_floor);
 }
 
 }  // namespace tensorfold

@@ -35,7 +35,8 @@ const std::vector<FamilyRow>& family_rows() {
       {"qwen3_5_moe", Family::kQwen3_5Moe, {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"}},
       {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
       {"glm5_next", Family::kGlm5Next, {"Glm5NextForConditionalGeneration", "Glm5NextForCausalLM"}},
-      {"glm5_next_text", Family::kGlm5Next, {"Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"}}};
+      {"glm5_next_text", Family::kGlm5Next, {"Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"}},
+      {"deepseek_v4", Family::kDeepseekV4, {"DeepseekV4ForCausalLM"}}};
   return rows;
 }
 
@@ -305,7 +306,24 @@ std::string experts_text(const ModelConfig& c) {
   if (e.shared_gate != plain.shared_gate || e.sigmoid || e.choice_bias || e.scale != plain.scale) {
     text += fmt::format("router={},{},{:a} shared gate={}\n", e.sigmoid, e.choice_bias, e.scale, e.shared_gate);
   }
+  if (e.sqrt_softplus) text += "scores=sqrt_softplus\n";
   return text;
+}
+
+char letter_of(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kFullAttention:
+      return 'F';
+    case LayerKind::kLinearAttention:
+      return 'L';
+    case LayerKind::kWindow:
+      return 'W';
+    case LayerKind::kWindowAndChosen:
+      return 'C';
+    case LayerKind::kWindowAndPooled:
+      return 'P';
+  }
+  return '-';
 }
 
 // modelopt's own file. Newer exports say the same in config.json; there lists of modules may be abridged, so only the
@@ -346,6 +364,8 @@ std::string_view family_name(Family family) {
       return "qwen3_5_moe";
     case Family::kGlm5Next:
       return "glm5_next";
+    case Family::kDeepseekV4:
+      return "deepseek_v4";
   }
   return "unknown";
 }
@@ -354,7 +374,7 @@ bool is_hybrid(Family family) {
   return family == Family::kQwen3Next || family == Family::kQwen3_5 || family == Family::kQwen3_5Moe;
 }
 
-bool is_latent(Family family) { return family == Family::kGlm5Next; }
+bool is_latent(Family family) { return family == Family::kGlm5Next || family == Family::kDeepseekV4; }
 
 bool has_experts(Family family) {
   return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe ||
@@ -367,7 +387,7 @@ int64_t ModelConfig::count(MlpKind kind) const { return std::count(mlps.begin(),
 
 std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
-  for (LayerKind kind : c.layers) kinds += kind == LayerKind::kFullAttention ? 'F' : 'L';
+  for (LayerKind kind : c.layers) kinds += letter_of(kind);
   const std::string quantization = canonical_text(c.quantization);
   return experts_text(c) + latent_text(c) +
          fmt::format(

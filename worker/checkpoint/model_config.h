@@ -12,20 +12,21 @@
 
 namespace tensorfold {
 
-enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe, kGlm5Next };
+enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe, kGlm5Next, kDeepseekV4 };
 std::string_view family_name(Family family);
 /// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe.
 bool is_hybrid(Family family);
-/// Attention over latents and residuals of several streams: glm5_next.
+/// Attention over latents and residuals of several streams: glm5_next, deepseek_v4.
 bool is_latent(Family family);
 /// Mixtures of experts in some or all layers.
 bool has_experts(Family family);
 
-enum class LayerKind : uint8_t { kFullAttention, kLinearAttention };
+/// deepseek_v4's: a window of the last tokens; the window and chosen pooled rows; the window and all pooled rows.
+enum class LayerKind : uint8_t { kFullAttention, kLinearAttention, kWindow, kWindowAndChosen, kWindowAndPooled };
 
 enum class MlpKind : uint8_t { kDense, kExperts };
 
-enum class RopeType : uint8_t { kDefault, kLinear, kLlama3 };
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
 
 /// Rotary positions of the first `dims` dims of each head: inverse frequency i is theta^(-2i / dims), then scaled.
 struct RopeConfig {
@@ -37,6 +38,10 @@ struct RopeConfig {
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   int64_t original_max_positions = 0;
+  // yarn only (with original_max_positions): pairs that turn more often than fast over it are kept, those that turn
+  // less often than slow divided by factor, between: a mix.
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
 };
 
 /// Gated delta net layers.
@@ -59,6 +64,7 @@ struct ExpertsConfig {
   bool shared_gate = true;               // the shared expert has a sigmoid gate
   bool renormalise = false;              // the chosen experts' weights are divided by their sum
   bool sigmoid = false;                  // scores are sigmoids of the router's logits, not a softmax
+  bool sqrt_softplus = false;            // or square roots of their softplus
   bool choice_bias = false;              // a bias is added to the scores for the choice alone
   double scale = 1.0;                    // of the routed experts' weights
 };
@@ -68,12 +74,20 @@ struct LatentConfig {
   int64_t q_rank = 0;   // of the queries' latent
   int64_t kv_rank = 0;  // of the cached latent
   int64_t key_dim = 0;  // of a query head before it is taken to the latent's space
-  // Indexer: whose keys are pooled over `index_tokens` tokens, of which the `index_topk` best are attended to.
+  // Indexer, whose keys are pooled over `index_tokens` tokens: the `index_windows` best of those are attended to.
   int64_t index_heads = 0;
   int64_t index_dim = 0;
   int64_t index_tokens = 0;
-  int64_t index_topk = 0;           // tokens (glm5_next), a multiple of index_tokens
+  int64_t index_windows = 0;
   std::vector<bool> shared_choice;  // by layer: takes the choice of the attention layer before it
+  // deepseek_v4. A layer attends to the last `window` tokens and to pooled rows of index_tokens (kWindowAndChosen) or
+  // pooled_tokens (kWindowAndPooled) tokens each.
+  int64_t window = 0;
+  int64_t pooled_tokens = 0;
+  int64_t out_groups = 0;  // of heads, each with a projection of its own to out_rank values
+  int64_t out_rank = 0;
+  RopeConfig pooled_rope;              // in layers that have pooled rows; else ModelConfig::rope
+  std::vector<bool> experts_by_token;  // by layer: a table gives each token's experts
 };
 
 /// A residual of several streams that hyper-connections mix.

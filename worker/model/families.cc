@@ -8,7 +8,7 @@ namespace tensorfold {
 namespace {
 
 const FamilyEntry* const kFamilies[] = {&kLlamaEntry,  &kQwen3Entry,     &kQwen3MoeEntry, &kQwen3NextEntry,
-                                        &kQwen35Entry, &kQwen35MoeEntry, &kGlm5NextEntry};
+                                        &kQwen35Entry, &kQwen35MoeEntry, &kGlm5NextEntry, &kDeepseekV4Entry};
 
 const FamilyEntry* find_family(Family family) {
   for (const FamilyEntry* entry : kFamilies) {
@@ -91,6 +91,9 @@ int64_t column_unit(const ModelConfig& config, const std::string& module) {
 }
 
 Slices head_slices(const ModelConfig& config) {
+  if (config.latent.out_groups > 0) {  // groups of heads are projected together
+    return cut_dimension(config.latent.out_groups, config.latent.out_rank, column_unit(config, "attn.wo_b"));
+  }
   return cut_dimension(config.heads, config.head_dim, column_unit(config, "self_attn.o_proj"));
 }
 
@@ -105,15 +108,18 @@ namespace {
 int64_t expert_column_unit(const ModelConfig& config) {
   int64_t unit =
       std::max(column_unit(config, "mlp.experts.down_proj"), column_unit(config, "mlp.switch_mlp.down_proj"));
+  const bool short_names = config.family == Family::kDeepseekV4;
   // Only entries for single modules tell one expert from another.
   const int64_t named = config.quantization.modules.empty() ? 1 : config.experts.count;
   for (int64_t e = 0; e < named; ++e) {
-    unit = std::max(unit, column_unit(config, fmt::format("mlp.experts.{}.down_proj", e)));
+    unit = std::max(unit, column_unit(config, short_names ? fmt::format("ffn.experts.{}.w2", e)
+                                                          : fmt::format("mlp.experts.{}.down_proj", e)));
   }
   return unit;
 }
 
 int64_t shared_column_unit(const ModelConfig& config) {
+  if (config.family == Family::kDeepseekV4) return column_unit(config, "ffn.shared_experts.w2");
   return column_unit(config,
                      config.experts.shared_gate ? "mlp.shared_expert.down_proj" : "mlp.shared_experts.down_proj");
 }
@@ -197,7 +203,8 @@ absl::StatusOr<ModelShape> decoder_shape(const ModelConfig& config, ShardSpec sh
   shape.layers = config.layer_count();
   shape.context_length = config.max_positions;
   shape.head_dim = config.head_dim;
-  if (absl::Status s = add_dimension(shape, "attention heads", head_slices(config), shard); !s.ok()) return s;
+  const char* heads = config.latent.out_groups > 0 ? "groups of attention heads" : "attention heads";
+  if (absl::Status s = add_dimension(shape, heads, head_slices(config), shard); !s.ok()) return s;
   if (config.count(MlpKind::kDense) > 0) {
     if (absl::Status s = add_mlp(config, shape, shard); !s.ok()) return s;
   }

@@ -457,7 +457,7 @@ class Glm5Next : public Model {
   Glm5Next(const ModelConfig& config, const ModelShape& shape)
       : shape_(shape),
         streams_(config.streams.count),
-        windows_(config.latent.index_topk / config.latent.index_tokens),
+        windows_(config.latent.index_windows),
         eps_(static_cast<float>(config.rms_norm_eps)) {}
   absl::Status load_layers(LoadContext& load);
   absl::Status load_mtp(LoadContext& load, const LatentRows& rows);

@@ -60,4 +60,41 @@ void HyperConnection::expand(PassContext& pass, int layer, const char* op, const
   pass.record(layer, op, streams.all);
 }
 
+absl::StatusOr<std::unique_ptr<HyperHead>> HyperHead::load(LoadContext& load) {
+  const StreamsConfig& config = load.config.streams;
+  const int64_t n = config.count, width = n * load.config.hidden_size;
+  const std::string name = load.reader.has("hc_head_fn") ? "hc_head_" : "hc_head.hc_";
+  auto head = std::make_unique<HyperHead>();
+  absl::StatusOr<MatrixSource> mix = load.reader.bare_matrix(name + "fn", n, width);
+  if (!mix.ok()) return mix.status();
+  absl::StatusOr<std::vector<float>> base = load.reader.vector(name + "base", n);
+  if (!base.ok()) return base.status();
+  absl::StatusOr<std::vector<float>> scale = load.reader.vector(name + "scale", 1);
+  if (!scale.ok()) return scale.status();
+  head->count_ = n;
+  head->norm_eps_ = static_cast<float>(load.config.rms_norm_eps);
+  head->eps_ = static_cast<float>(config.eps);
+  head->ones_ = load.ops.pack_vector(std::vector<float>(static_cast<size_t>(width), 1.0f));
+  head->mix_ = load.ops.pack({&*mix, 1});
+  head->base_ = load.ops.pack_vector(*base);
+  head->scale_ = load.ops.pack_vector(*scale);
+  return head;
+}
+
+void HyperHead::collapse(PassContext& pass, const Streams& streams) const {
+  const ScratchScope scope(*pass.ops);
+  const Tensor normed = pass.ops->scratch_input(streams.all.rows, streams.all.cols);
+  pass.ops->rms_norm(streams.all, 1, *ones_, norm_eps_, normed);
+  HyperArgs args;
+  args.mix = pass.ops->scratch(streams.all.rows, count_);
+  pass.ops->matmul(*mix_, normed, args.mix);
+  args.streams = streams.all;
+  args.count = count_;
+  args.scale = scale_.get();
+  args.base = base_.get();
+  args.eps = eps_;
+  args.out = streams.input;
+  pass.ops->hyper_collapse(args);
+}
+
 }  // namespace tensorfold

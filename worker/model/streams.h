@@ -39,4 +39,23 @@ class HyperConnection {
   std::unique_ptr<Vector> scale_;
 };
 
+/// The end of the streams: their sum by weights of the row's own.
+class HyperHead {
+ public:
+  /// Tensors hc_head_fn [n, n * hidden], hc_head_base, hc_head_scale, or hc_head.hc_fn and so on.
+  static absl::StatusOr<std::unique_ptr<HyperHead>> load(LoadContext& load);
+  /// Streams -> input.
+  void collapse(PassContext& pass, const Streams& streams) const;
+  WeightCost cost() const { return cost_of(*mix_); }
+
+ private:
+  int64_t count_ = 0;
+  float norm_eps_ = 0;
+  float eps_ = 0;
+  std::unique_ptr<Vector> ones_;
+  std::unique_ptr<Weight> mix_;
+  std::unique_ptr<Vector> base_;
+  std::unique_ptr<Vector> scale_;
+};
+
 }  // namespace tensorfold
