@@ -114,6 +114,13 @@ std::string chat_finish_event(const ReplyHead& head, uint32_t choice, FinishReas
   return end_chunk(json, head);
 }
 
+std::string chat_progress_event(const ReplyHead& head, uint32_t choice, const ProgressEvent& progress) {
+  JsonWriter json = begin_chunk(head);
+  json.end_array();
+  write_progress(json, choice, progress);
+  return end_chunk(json, head);
+}
+
 std::string chat_usage_event(const ReplyHead& head, std::span<const GenerationStats> choices) {
   JsonWriter json = begin_chunk(head);
   json.end_array();

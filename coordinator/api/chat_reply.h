@@ -1,8 +1,8 @@
 // Replies of /v1/chat/completions: whole, and as the events of a stream. Everything returned is valid UTF-8. Pure
 // functions.
 //
-// A stream is, for each choice: chat_role_event, any number of chat_delta_event, chat_finish_event; then, when asked
-// for, chat_usage_event; then sse_done().
+// A stream is, for each choice: chat_role_event, any number of chat_delta_event, chat_finish_event (chat_progress_event
+// may come before the first delta); then, when asked for, chat_usage_event; then sse_done().
 #pragma once
 
 #include <cstdint>
@@ -53,6 +53,8 @@ std::string chat_delta_event(const ReplyHead& head, uint32_t choice, const ChatD
 // Carries the choice's `tensorfold` object.
 std::string chat_finish_event(const ReplyHead& head, uint32_t choice, FinishReason reason,
                               const GenerationStats& stats);
+// No choices; how far the prompt of `choice` has been read.
+std::string chat_progress_event(const ReplyHead& head, uint32_t choice, const ProgressEvent& progress);
 // No choices; the usage, and choice 0's `tensorfold` object again, since this is then the last chunk.
 std::string chat_usage_event(const ReplyHead& head, std::span<const GenerationStats> choices);
 

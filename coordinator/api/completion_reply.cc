@@ -61,6 +61,13 @@ std::string completion_finish_event(const ReplyHead& head, uint32_t choice, Fini
   return end_chunk(json, head);
 }
 
+std::string completion_progress_event(const ReplyHead& head, uint32_t choice, const ProgressEvent& progress) {
+  JsonWriter json = begin_reply(head);
+  json.end_array();
+  write_progress(json, choice, progress);
+  return end_chunk(json, head);
+}
+
 std::string completion_usage_event(const ReplyHead& head, const Usage& usage, const GenerationStats& first) {
   JsonWriter json = begin_reply(head);
   json.end_array();

@@ -32,6 +32,8 @@ std::string completion_delta_event(const ReplyHead& head, uint32_t choice, std::
 // Carries the choice's `tensorfold` object.
 std::string completion_finish_event(const ReplyHead& head, uint32_t choice, FinishReason reason,
                                     const GenerationStats& stats);
+// No choices; how far the prompt of `choice` has been read.
+std::string completion_progress_event(const ReplyHead& head, uint32_t choice, const ProgressEvent& progress);
 // No choices; the usage, and `first`, choice 0's `tensorfold` object, again, since this is then the last chunk.
 std::string completion_usage_event(const ReplyHead& head, const Usage& usage, const GenerationStats& first);
 

@@ -196,6 +196,14 @@ ApiError queue_full_error(uint64_t waiting, uint64_t limit, int retry_after_s) {
   return make_retry(ErrorCode::kQueueFull, retry_after_s, waiting, limit, std::max(retry_after_s, 1));
 }
 
+ApiError queue_tokens_full_error(uint64_t waiting_tokens, uint64_t limit, uint64_t tokens, int retry_after_s) {
+  ApiError error = queue_full_error(0, 0, retry_after_s);
+  error.message =
+      fmt::format("{} prompt tokens are waiting and the queue holds {}, so {} more do not fit; try again in {} s",
+                  waiting_tokens, limit, tokens, std::max(retry_after_s, 1));
+  return error;
+}
+
 ApiError cluster_down_error(int rank, std::string_view host, std::string_view cause, int retry_after_s) {
   return make_retry(ErrorCode::kClusterDown, retry_after_s, rank, host, cause, std::max(retry_after_s, 1));
 }

@@ -105,6 +105,8 @@ ApiError cancelled_error();
 ApiError rank_failed_error(int rank, std::string_view host, std::string_view cause, int retry_after_s);
 ApiError model_output_broken_error(std::string_view detail);
 ApiError queue_full_error(uint64_t waiting, uint64_t limit, int retry_after_s);
+// The same code, where the bound on waiting prompt tokens is the one that is met.
+ApiError queue_tokens_full_error(uint64_t waiting_tokens, uint64_t limit, uint64_t tokens, int retry_after_s);
 ApiError cluster_down_error(int rank, std::string_view host, std::string_view cause, int retry_after_s);
 ApiError starting_error(std::string_view waits_for, int retry_after_s);
 ApiError draining_error(int retry_after_s);

@@ -27,6 +27,12 @@ std::optional<ApiError> check_ids(std::string_view name, const std::vector<uint3
 
 }  // namespace
 
+std::optional<Priority> parse_priority(std::string_view name) {
+  if (name == "foreground") return Priority::kForeground;
+  if (name == "background") return Priority::kBackground;
+  return std::nullopt;
+}
+
 std::string_view finish_reason_name(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:

@@ -3,7 +3,7 @@
 //
 // Ownership: a GenerationRequest is moved into the engine's queue; events are moved out through the sink that was given
 // with it. The sink is called by the engine's thread and must not block; for each choice it sees TokenEvents in order
-// and then exactly one FinishEvent.
+// and then exactly one FinishEvent; with GenerationRequest::progress, ProgressEvents before the first TokenEvent.
 #pragma once
 
 #include <chrono>
@@ -21,6 +21,12 @@
 
 namespace tensorfold {
 
+// Background requests give way: their prompts are read when no other waits, and a foreground request that needs a lane
+// or pages takes theirs. They resume with the same bytes.
+enum class Priority : uint8_t { kForeground, kBackground };
+// "foreground", "background"; none for anything else.
+std::optional<Priority> parse_priority(std::string_view name);
+
 struct GenerationRequest {
   std::string id;                    // for logs; never the prompt
   std::vector<uint32_t> prompt;      // token ids, at least one
@@ -33,8 +39,11 @@ struct GenerationRequest {
   std::vector<uint32_t> stop_ids;    // end the reply like the model's own end tokens
   bool ignore_eos = false;           // the model's own end tokens do not end the reply (stop_ids still do)
   bool draft = true;                 // false: one token a pass, the client's own check
+  bool cache = true;                 // false: neither uses what is cached nor leaves anything there
   std::optional<uint32_t> logprobs;  // none: not asked; k: the chosen token's and the k best
   bool return_token_ids = false;
+  bool progress = false;  // ProgressEvents while the prompt is read
+  Priority priority = Priority::kForeground;
   std::optional<std::chrono::steady_clock::time_point> deadline;
 };
 
@@ -79,7 +88,16 @@ struct FinishEvent {
   GenerationStats stats;
 };
 
-using GenerationEvent = std::variant<TokenEvent, FinishEvent>;
+// How far the prompt has been read, before the first token. Only for requests that ask.
+struct ProgressEvent {
+  uint32_t choice = 0;
+  uint64_t read = 0;        // tokens of the prompt, those that a cache had included
+  uint64_t total = 0;       // tokens of the prompt
+  double tokens_per_s = 0;  // lately
+  double seconds_left = 0;  // at that pace
+};
+
+using GenerationEvent = std::variant<TokenEvent, FinishEvent, ProgressEvent>;
 using GenerationSink = std::function<void(GenerationEvent)>;
 
 // What a model and a profile allow a request.

@@ -55,6 +55,12 @@ void write_tensorfold(JsonWriter& json, const ReplyHead& head, const GenerationS
   json.end_object();
 }
 
+void write_progress(JsonWriter& json, uint32_t choice, const ProgressEvent& progress) {
+  json.key("progress").begin_object().field("choice", choice);
+  json.field("read", progress.read).field("total", progress.total);
+  json.field("tokens_per_s", progress.tokens_per_s).field("seconds_left", progress.seconds_left).end_object();
+}
+
 void write_chat_logprobs(JsonWriter& json, std::span<const TokenLogprob> tokens) {
   json.begin_object().key("content").begin_array();
   for (const TokenLogprob& token : tokens) {

@@ -46,6 +46,8 @@ std::string token_text(std::string_view bytes);
 void write_usage(JsonWriter& json, const Usage& usage);
 // "tensorfold": {…}: contract, section 6.
 void write_tensorfold(JsonWriter& json, const ReplyHead& head, const GenerationStats& stats);
+// "progress": {choice, read, total, tokens_per_s, seconds_left}.
+void write_progress(JsonWriter& json, uint32_t choice, const ProgressEvent& progress);
 // {"content":[{"token","logprob","bytes","top_logprobs":[…]}],"refusal":null}, the chat dialect. Writes a value.
 void write_chat_logprobs(JsonWriter& json, std::span<const TokenLogprob> tokens);
 // {"tokens","token_logprobs","top_logprobs","text_offset","bytes"}, the completions dialect; `bytes` is an extension.

@@ -114,8 +114,19 @@ void read_streaming(Fields& fields, RequestOptions* options) {
   }
   Fields inner(*stream_options, "stream_options");
   options->include_usage = inner.boolean("include_usage").value_or(false);
+  options->progress = inner.boolean("progress").value_or(false);
   inner.ignore({"include_obfuscation"});  // padding against traffic analysis; the reply is the same
   if (auto error = inner.finish()) fields.fail(*error);
+}
+
+void read_priority(Fields& fields, RequestOptions* options) {
+  const std::optional<std::string> name = fields.string("priority", kMaxNameBytes);
+  if (!name) return;
+  if (const std::optional<Priority> priority = parse_priority(*name)) {
+    options->priority = *priority;
+  } else {
+    fields.fail(invalid_value_error(fields.path_of("priority"), "it is neither \"foreground\" nor \"background\""));
+  }
 }
 
 }  // namespace
@@ -131,8 +142,10 @@ RequestOptions read_options(Fields& fields, const RequestDefaults& defaults) {
   if (auto value = fields.integer("n", 1, kMaxChoices)) options.n = static_cast<uint32_t>(*value);
   read_streaming(fields, &options);
   options.draft = fields.boolean("draft").value_or(true);
+  options.cache = fields.boolean("cache").value_or(true);
   options.return_token_ids = fields.boolean("return_token_ids").value_or(false);
   options.ignore_eos = fields.boolean("ignore_eos").value_or(false);
+  read_priority(fields, &options);
   // For the caller's own books, or about how a hosted service bills, stores and routes: nothing of a reply depends on
   // them.
   fields.ignore(
@@ -155,8 +168,11 @@ ApiOr<GenerationRequest> make_generation(const RequestOptions& options, std::str
   request.stop_ids = options.stop_token_ids;
   request.ignore_eos = options.ignore_eos;
   request.draft = options.draft;
+  request.cache = options.cache;
   request.logprobs = options.logprobs;
   request.return_token_ids = options.return_token_ids;
+  request.progress = options.progress;
+  request.priority = options.priority;
   if (auto error = resolve_generation(bounds, options.max_tokens, &request)) return *error;
   return request;
 }

@@ -46,9 +46,12 @@ struct RequestOptions {
   std::optional<uint32_t> logprobs;  // none: not asked; k: the k best beside the chosen token
   bool stream = false;
   bool include_usage = false;  // stream_options.include_usage
+  bool progress = false;       // stream_options.progress
   bool draft = true;
+  bool cache = true;
   bool return_token_ids = false;
   bool ignore_eos = false;
+  Priority priority = Priority::kForeground;
 };
 
 // The engine's request for one tokenised prompt. Checked by resolve_generation().

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <optional>
 
+#include "coordinator/chat/builtin_templates.h"
 #include "coordinator/chat/messages.h"
 #include "coordinator/chat/parser.h"
 #include "coordinator/chat/unicode.h"
@@ -64,6 +65,19 @@ absl::StatusOr<Sources> config_sources(const json::value& field, const std::stri
   }
   if (sources.main.empty()) return absl::InvalidArgumentError(wants);
   return sources;
+}
+
+// The built-in template for the model_type of config.json, if there is one.
+absl::StatusOr<std::string_view> builtin_for(const std::filesystem::path& model_folder) {
+  absl::StatusOr<std::optional<std::string>> text = read_file(model_folder / "config.json", kMaxConfigBytes);
+  if (!text.ok()) return text.status();
+  if (!text->has_value()) return std::string_view();
+  json::error_code error;
+  const json::value config = json::parse(**text, error);
+  const json::object* object = error ? nullptr : config.if_object();
+  const json::value* type = object == nullptr ? nullptr : object->if_contains("model_type");
+  if (type == nullptr || !type->is_string()) return std::string_view();
+  return builtin_chat_template(view(type->get_string()));
 }
 
 }  // namespace
@@ -134,6 +148,9 @@ absl::StatusOr<ChatTemplate> ChatTemplate::load(const std::filesystem::path& mod
   if (file->has_value()) return make(**std::move(file), {}, config, options);
   const json::value* field = config.if_contains("chat_template");
   if (field == nullptr || field->is_null()) {
+    absl::StatusOr<std::string_view> builtin = builtin_for(model_folder);
+    if (!builtin.ok()) return builtin.status();
+    if (!builtin->empty()) return make(std::string(*builtin), {}, config, options);
     return absl::NotFoundError(
         fmt::format("{}: no chat template (neither chat_template.jinja nor chat_template in tokenizer_config.json)",
                     model_folder.string()));

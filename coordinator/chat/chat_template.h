@@ -40,7 +40,8 @@ class ChatTemplate {
   };
 
   // Reads chat_template.jinja, or else `chat_template` of tokenizer_config.json: a string, or a list of {name,
-  // template} of which "tool_use" serves requests with tools and "default" the others. Special tokens (bos_token,
+  // template} of which "tool_use" serves requests with tools and "default" the others; or else the built-in template of
+  // the family, where there is one (builtin_templates.h). Special tokens (bos_token,
   // eos_token, …) come from tokenizer_config.json. Errors: NotFound (no template), InvalidArgument (unreadable, or
   // outside the subset: by name and line).
   static absl::StatusOr<ChatTemplate> load(const std::filesystem::path& model_folder, const Options& options);

@@ -28,8 +28,11 @@ size_t partial_marker(std::string_view s, std::initializer_list<std::string_view
 ReplyFormat detect_reply_format(std::string_view source) {
   ReplyFormat format;
   format.reasoning = source.find(kThinkClose) != npos;
-  // Tags with another inside, such as <arg_key>, are another format.
-  format.tool_calls = source.find(kToolCallOpen) != npos && source.find("<arg_key>") == npos;
+  if (source.find(kDsmlOpen) != npos) {
+    format.tools = ToolSyntax::kDsml;
+  } else if (source.find(kToolCallOpen) != npos) {
+    format.tools = source.find("<arg_key>") != npos ? ToolSyntax::kArgumentKeys : ToolSyntax::kTagged;
+  }
   return format;
 }
 
@@ -41,7 +44,9 @@ bool ends_in_reasoning(std::string_view prompt_end) {
 ReplyParser::ReplyParser(const Options& options)
     : format_(options.format),
       schemas_(options.tools),
-      mode_(options.format.reasoning ? Mode::kStart : Mode::kContent) {
+      marker_(tool_marker(options.format.tools)),
+      mode_(options.format.reasoning ? Mode::kStart : Mode::kContent),
+      scanner_(options.format.tools) {
   if (options.starts_in_reasoning) {
     mode_ = Mode::kReasoning;
     skip_space_ = reasoning_begins_ = true;
@@ -135,11 +140,11 @@ bool ReplyParser::step_reasoning(bool final) {
     }
   }
   const size_t close = buffer_.find(kThinkClose);
-  const size_t call = format_.tool_calls ? buffer_.find(kToolCallOpen) : npos;
+  const size_t call = has_calls() ? buffer_.find(marker_) : npos;
   if (call < close) return step_reasoning_call(call, final);
   if (close == npos) {
-    if (format_.tool_calls) {
-      emit_safe({kThinkClose, kToolCallOpen}, ReplyEvent::Kind::kReasoning, final);
+    if (has_calls()) {
+      emit_safe({kThinkClose, marker_}, ReplyEvent::Kind::kReasoning, final);
     } else {
       emit_safe({kThinkClose}, ReplyEvent::Kind::kReasoning, final);
     }
@@ -157,9 +162,10 @@ bool ReplyParser::step_reasoning(bool final) {
 // A call's tag inside the block: it counts only if the block never closes, so what follows is held back until that is
 // known.
 bool ReplyParser::step_reasoning_call(size_t at, bool final) {
-  const std::optional<bool> begins = begins_tool_call(std::string_view(buffer_).substr(at + kToolCallOpen.size()));
+  const std::optional<bool> begins =
+      begins_tool_call(format_.tools, std::string_view(buffer_).substr(at + marker_.size()));
   if (begins == false || (final && !begins)) {
-    emit(ReplyEvent::Kind::kReasoning, at + kToolCallOpen.size());
+    emit(ReplyEvent::Kind::kReasoning, at + marker_.size());
     return true;
   }
   if (begins == true) {
@@ -185,18 +191,19 @@ bool ReplyParser::step_reasoning_call(size_t at, bool final) {
 
 bool ReplyParser::step_content(bool final) {
   if (!skip_whitespace()) return false;
-  if (!format_.tool_calls || damaged_ >= kMaxDamaged) {
+  if (!has_calls() || damaged_ >= kMaxDamaged) {
     emit(plain_, buffer_.size());
     return false;
   }
-  const size_t at = buffer_.find(kToolCallOpen);
+  const size_t at = buffer_.find(marker_);
   if (at == npos) {
-    emit_safe({kToolCallOpen}, plain_, final);
+    emit_safe({marker_}, plain_, final);
     return false;
   }
-  const std::optional<bool> begins = begins_tool_call(std::string_view(buffer_).substr(at + kToolCallOpen.size()));
+  const std::optional<bool> begins =
+      begins_tool_call(format_.tools, std::string_view(buffer_).substr(at + marker_.size()));
   if (begins == false || (final && !begins)) {
-    emit(plain_, at + kToolCallOpen.size());
+    emit(plain_, at + marker_.size());
     return true;
   }
   // Whitespace before the tag waits: it is markup if this is a call.
@@ -211,13 +218,13 @@ bool ReplyParser::step_content(bool final) {
 }
 
 bool ReplyParser::step_call(bool final) {
-  const size_t begin = call_at_ + kToolCallOpen.size();
+  const size_t begin = call_at_ + marker_.size();
   std::optional<ToolCallScanner::Result> result =
       scanner_.scan(std::string_view(buffer_).substr(begin), final, schemas_);
   if (!result) return false;
   mode_ = Mode::kContent;
-  if (result->call) {
-    events_.push_back({ReplyEvent::Kind::kToolCall, {}, *std::move(result->call)});
+  if (!result->calls.empty()) {
+    for (ToolCall& call : result->calls) events_.push_back({ReplyEvent::Kind::kToolCall, {}, std::move(call)});
     consume(begin + result->end);
     skip_space_ = true;
   } else {

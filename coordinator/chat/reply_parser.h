@@ -13,8 +13,7 @@ namespace tensorfold {
 // How the replies of a model are marked up.
 struct ReplyFormat {
   bool reasoning = false;  // <think>…</think> before the answer
-  bool tool_calls =
-      false;  // <tool_call>…</tool_call>, with JSON (Hermes, Qwen 2.5/3) or <function=…> (Qwen 3.5) inside
+  ToolSyntax tools = ToolSyntax::kNone;
 };
 
 // Reads the format off a chat template: a model writes what its template shows it.
@@ -58,6 +57,7 @@ class ReplyParser {
  private:
   enum class Mode { kStart, kReasoning, kContent, kCall };
 
+  bool has_calls() const { return format_.tools != ToolSyntax::kNone; }
   void process(bool final);
   // One step each: false when more text is needed.
   bool step_start(bool final);
@@ -73,6 +73,7 @@ class ReplyParser {
 
   const ReplyFormat format_;
   const ToolSchemas schemas_;
+  const std::string_view marker_;  // of a call
   Mode mode_;
   ReplyEvent::Kind plain_ = ReplyEvent::Kind::kContent;  // of text outside calls, outside reasoning mode
   bool skip_space_ = false;

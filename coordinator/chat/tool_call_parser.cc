@@ -5,40 +5,19 @@
 #include <vector>
 
 #include "coordinator/chat/operators.h"
+#include "coordinator/chat/tool_call_forms.h"
 
 namespace tensorfold {
 namespace {
 
 namespace json = boost::json;
+using namespace tool_text;  // NOLINT(google-build-using-namespace): its own helpers
 
-constexpr std::string_view kSpace = " \t\r\n";
 constexpr std::string_view kFunctionOpen = "<function=";
 constexpr std::string_view kFunctionClose = "</function>";
 constexpr std::string_view kParameterOpen = "<parameter=";
 constexpr std::string_view kParameterClose = "</parameter>";
 constexpr size_t npos = std::string_view::npos;
-// Closing tags tried before a call counts as damaged: bounds the work on text made to be slow.
-constexpr int kMaxFailedEnds = 32;
-
-std::string_view trim(std::string_view s) {
-  const size_t begin = s.find_first_not_of(kSpace);
-  if (begin == npos) return {};
-  return s.substr(begin, s.find_last_not_of(kSpace) + 1 - begin);
-}
-
-size_t skip_space(std::string_view s, size_t pos) { return std::min(s.find_first_not_of(kSpace, pos), s.size()); }
-
-bool starts_at(std::string_view s, size_t pos, std::string_view what) { return s.substr(pos, what.size()) == what; }
-
-std::optional<json::value> parse_json(std::string_view text) {
-  json::error_code error;
-  json::parse_options options;
-  options.max_depth = 64;
-  json::value v = json::parse(json::string_view(text.data(), text.size()), error, {}, options);
-  if (error) return std::nullopt;
-  return v;
-}
-
 std::string_view view(const json::string& s) { return {s.data(), s.size()}; }
 
 // Behind the JSON string that begins at `pos`; the text's end if it never closes.
@@ -135,18 +114,6 @@ std::optional<std::string> tag_name(std::string_view s, size_t* pos) {
   return std::string(name);
 }
 
-// One line break after the opening tag and one before the closing tag belong to the markup.
-std::string_view parameter_text(std::string_view s) {
-  if (s.starts_with("\r\n")) {
-    s.remove_prefix(2);
-  } else if (s.starts_with('\n')) {
-    s.remove_prefix(1);
-  }
-  if (s.ends_with('\n')) s.remove_suffix(1);
-  if (s.ends_with('\r')) s.remove_suffix(1);
-  return s;
-}
-
 // Where the value that begins at `pos` ends: at the closing tag that a next parameter or the function's end follows.
 // Values may hold closing tags themselves.
 size_t strict_value_end(std::string_view s, size_t pos) {
@@ -162,16 +129,6 @@ size_t lenient_value_end(std::string_view s, size_t pos) {
   return std::min({s.find(kParameterClose, pos), s.find("\n<parameter=", pos), s.find(kFunctionClose, pos), s.size()});
 }
 
-using XmlArguments = std::vector<std::pair<std::string, std::string>>;  // name, JSON text
-
-std::string arguments_text(const XmlArguments& arguments) {
-  std::string out;
-  for (const auto& [name, value] : arguments) {
-    out.append(out.empty() ? "{" : ", ").append(json_quote(name)).append(": ").append(value);
-  }
-  return out.append(out.empty() ? "{}" : "}");
-}
-
 std::optional<ToolCall> parse_xml(std::string_view body, const ToolSchemas& schemas, bool strict,
                                   bool need_function_end) {
   size_t pos = skip_space(body, 0);
@@ -179,7 +136,7 @@ std::optional<ToolCall> parse_xml(std::string_view body, const ToolSchemas& sche
   pos += kFunctionOpen.size();
   std::optional<std::string> name = tag_name(body, &pos);
   if (!name) return std::nullopt;
-  XmlArguments arguments;
+  ArgumentList arguments;
   while (true) {
     pos = skip_space(body, pos);
     if (starts_at(body, pos, kFunctionClose)) {
@@ -193,20 +150,76 @@ std::optional<ToolCall> parse_xml(std::string_view body, const ToolSchemas& sche
     if (!key) return std::nullopt;
     const size_t end = strict ? strict_value_end(body, pos) : lenient_value_end(body, pos);
     if (end == npos) return std::nullopt;
-    std::string value = schemas.argument(*name, *key, parameter_text(body.substr(pos, end - pos)));
-    const auto old = std::find_if(arguments.begin(), arguments.end(), [&](const auto& a) { return a.first == *key; });
-    if (old != arguments.end()) {
-      old->second = std::move(value);
-    } else {
-      arguments.emplace_back(*std::move(key), std::move(value));
-    }
+    std::string value = schemas.argument(*name, *key, without_line_breaks(body.substr(pos, end - pos)));
+    arguments.set(*std::move(key), std::move(value));
     pos = starts_at(body, end, kParameterClose) ? end + kParameterClose.size() : end;
   }
   if (pos != body.size()) return std::nullopt;
-  return ToolCall{*std::move(name), arguments_text(arguments)};
+  return ToolCall{*std::move(name), arguments.text()};
 }
 
 }  // namespace
+
+namespace tool_text {
+
+std::string_view trim(std::string_view s) {
+  const size_t begin = s.find_first_not_of(kSpace);
+  if (begin == npos) return {};
+  return s.substr(begin, s.find_last_not_of(kSpace) + 1 - begin);
+}
+
+std::optional<json::value> parse_json(std::string_view text) {
+  json::error_code error;
+  json::parse_options options;
+  options.max_depth = 64;
+  json::value v = json::parse(json::string_view(text.data(), text.size()), error, {}, options);
+  if (error) return std::nullopt;
+  return v;
+}
+
+std::string_view without_line_breaks(std::string_view s) {
+  if (s.starts_with("\r\n")) {
+    s.remove_prefix(2);
+  } else if (s.starts_with('\n')) {
+    s.remove_prefix(1);
+  }
+  if (s.ends_with('\n')) s.remove_suffix(1);
+  if (s.ends_with('\r')) s.remove_suffix(1);
+  return s;
+}
+
+std::string_view without_cut_tag(std::string_view s, std::string_view tag) {
+  for (size_t n = std::min(tag.size() - 1, s.size()); n > 0; --n) {
+    if (s.ends_with(tag.substr(0, n))) return s.substr(0, s.size() - n);
+  }
+  return s;
+}
+
+}  // namespace tool_text
+
+void ArgumentList::set(std::string name, std::string json) {
+  const auto old = std::find_if(arguments_.begin(), arguments_.end(), [&](const auto& a) { return a.first == name; });
+  if (old != arguments_.end()) {
+    old->second = std::move(json);
+  } else {
+    arguments_.emplace_back(std::move(name), std::move(json));
+  }
+}
+
+std::string ArgumentList::text() const {
+  std::string out;
+  for (const auto& [name, value] : arguments_) {
+    out.append(out.empty() ? "{" : ", ").append(json_quote(name)).append(": ").append(value);
+  }
+  return out.append(out.empty() ? "{}" : "}");
+}
+
+ToolCallScanner::Result scan_result(size_t end, std::optional<ToolCall> call) {
+  ToolCallScanner::Result result;
+  result.end = end;
+  if (call) result.calls.push_back(*std::move(call));
+  return result;
+}
 
 ToolSchemas::ToolSchemas(const json::value& tools) {
   if (!tools.is_array()) return;
@@ -272,12 +285,13 @@ std::string ToolSchemas::argument(const std::string& tool, const std::string& pa
   return parse_json(trimmed) ? std::string(trimmed) : json_quote(text);
 }
 
-std::optional<bool> begins_tool_call(std::string_view text) {
+std::optional<bool> begins_tool_call(ToolSyntax syntax, std::string_view text) {
+  if (syntax == ToolSyntax::kDsml) return begins_dsml(text);
   const size_t pos = skip_space(text, 0);
   const std::string_view rest = text.substr(pos);
   if (rest.starts_with('{') || rest.starts_with(kFunctionOpen)) return true;
   if (kFunctionOpen.starts_with(rest)) return std::nullopt;  // also when it is empty
-  return false;
+  return syntax == ToolSyntax::kArgumentKeys ? begins_keyed_tool_call(rest) : false;
 }
 
 std::optional<ToolCall> parse_json_tool_call(std::string_view body, bool closed) {
@@ -299,7 +313,18 @@ std::optional<ToolCall> parse_xml_tool_call_leniently(std::string_view body, con
 
 std::optional<ToolCallScanner::Result> ToolCallScanner::scan(std::string_view body, bool final,
                                                              const ToolSchemas& schemas) {
-  return starts_at(body, skip_space(body, 0), "{") ? scan_json(body, final) : scan_xml(body, final, schemas);
+  static constexpr TagForm kFunctionForm = {parse_xml_tool_call, parse_xml_tool_call_leniently, kFunctionClose};
+  static constexpr TagForm kKeyedForm = {
+      [](std::string_view text, const ToolSchemas& s) { return parse_keyed_tool_call(text, s, true, true); },
+      [](std::string_view text, const ToolSchemas& s, bool need_end) {
+        return parse_keyed_tool_call(text, s, false, need_end);
+      },
+      kArgumentValueClose};
+  if (syntax_ == ToolSyntax::kDsml) return scan_dsml(body, final, schemas);
+  const size_t first = skip_space(body, 0);
+  if (starts_at(body, first, "{")) return scan_json(body, final);
+  const bool function = syntax_ == ToolSyntax::kTagged || starts_at(body, first, kFunctionOpen);
+  return scan_tags(function ? kFunctionForm : kKeyedForm, body, final, schemas);
 }
 
 std::optional<ToolCallScanner::Result> ToolCallScanner::scan_json(std::string_view body, bool final) {
@@ -317,31 +342,34 @@ std::optional<ToolCallScanner::Result> ToolCallScanner::scan_json(std::string_vi
     } else if (c == '<') {
       const std::string_view rest = body.substr(position_);
       if (rest.starts_with(kToolCallClose)) {
-        return Result{position_ + kToolCallClose.size(), parse_json_tool_call(body.substr(0, position_), true)};
+        return scan_result(position_ + kToolCallClose.size(), parse_json_tool_call(body.substr(0, position_), true));
       }
       // The next call begins before this one ended.
-      if (rest.starts_with(kToolCallOpen))
-        return Result{position_, parse_json_tool_call(body.substr(0, position_), false)};
+      if (rest.starts_with(kToolCallOpen)) {
+        return scan_result(position_, parse_json_tool_call(body.substr(0, position_), false));
+      }
       if (!final && (kToolCallClose.starts_with(rest) || kToolCallOpen.starts_with(rest))) return std::nullopt;
     }
   }
   if (!final) return std::nullopt;
-  if (std::optional<ToolCall> call = parse_json_tool_call(body, false)) return Result{body.size(), std::move(call)};
+  if (std::optional<ToolCall> call = parse_json_tool_call(without_cut_tag(body, kToolCallClose), false)) {
+    return scan_result(body.size(), std::move(call));
+  }
   const size_t end = body.find(kToolCallClose);
-  return Result{end == npos ? body.size() : end + kToolCallClose.size(), std::nullopt};
+  return scan_result(end == npos ? body.size() : end + kToolCallClose.size(), std::nullopt);
 }
 
-std::optional<ToolCallScanner::Result> ToolCallScanner::scan_xml(std::string_view body, bool final,
-                                                                 const ToolSchemas& schemas) {
+std::optional<ToolCallScanner::Result> ToolCallScanner::scan_tags(const TagForm& form, std::string_view body,
+                                                                  bool final, const ToolSchemas& schemas) {
   while (true) {
     const size_t end = body.find(kToolCallClose, position_);
     if (end == npos) break;
     const std::string_view inside = body.substr(0, end);
     const size_t behind = end + kToolCallClose.size();
-    if (std::optional<ToolCall> call = parse_xml_tool_call(inside, schemas)) return Result{behind, std::move(call)};
-    if (inside.find(kFunctionClose) != npos) {
-      if (std::optional<ToolCall> call = parse_xml_tool_call_leniently(inside, schemas, true)) {
-        return Result{behind, std::move(call)};
+    if (std::optional<ToolCall> call = form.strict(inside, schemas)) return scan_result(behind, std::move(call));
+    if (inside.find(form.last_tag) != npos) {
+      if (std::optional<ToolCall> call = form.lenient(inside, schemas, true)) {
+        return scan_result(behind, std::move(call));
       }
     }
     // Either an argument holds the tag, or the call is damaged. It is, if the next call follows.
@@ -350,8 +378,7 @@ std::optional<ToolCallScanner::Result> ToolCallScanner::scan_xml(std::string_vie
     if (first_end_ == npos) first_end_ = end;
     position_ = behind;
     if (next.starts_with(kToolCallOpen) || ++failed_ends_ >= kMaxFailedEnds) {
-      return Result{first_end_ + kToolCallClose.size(),
-                    parse_xml_tool_call_leniently(body.substr(0, first_end_), schemas, false)};
+      return scan_result(first_end_ + kToolCallClose.size(), form.lenient(body.substr(0, first_end_), schemas, false));
     }
   }
   if (!final) {
@@ -360,11 +387,9 @@ std::optional<ToolCallScanner::Result> ToolCallScanner::scan_xml(std::string_vie
     return std::nullopt;
   }
   if (first_end_ != npos) {
-    return Result{first_end_ + kToolCallClose.size(),
-                  parse_xml_tool_call_leniently(body.substr(0, first_end_), schemas, false)};
+    return scan_result(first_end_ + kToolCallClose.size(), form.lenient(body.substr(0, first_end_), schemas, false));
   }
-  std::optional<ToolCall> call = parse_xml_tool_call_leniently(body, schemas, true);
-  return Result{body.size(), std::move(call)};
+  return scan_result(body.size(), form.lenient(without_cut_tag(body, kToolCallClose), schemas, true));
 }
 
 }  // namespace tensorfold

@@ -125,11 +125,13 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   what->add_option("--model", flags->model.model, "folder of the checkpoint");
   what->add_option("--shape", flags->shape.shape,
                    "random weights of a shape's sizes: a name of deploy/shapes or a config.json-like file");
-  what->require_option(1);
+  add_bench_serve_command(*command, exit_code);
   add_common(*command, *flags);
   add_model(*command, *flags);
   add_shape(*command, *flags);
-  command->callback([flags, exit_code] {
+  command->callback([command, what, flags, exit_code] {
+    if (!command->get_subcommands().empty()) return;  // which has run already
+    if (what->count_all() != 1) throw CLI::RequiredError("one of --model and --shape, or the command serve");
     const absl::Status status = flags->shape.shape.empty() ? run_model(*flags) : run_shape(*flags);
     *exit_code = status.ok() ? 0 : report_error(status);
   });

@@ -19,6 +19,9 @@ void add_logits_command(CLI::App& app, int* exit_code);
 void add_inspect_command(CLI::App& app, int* exit_code);
 void add_verify_command(CLI::App& app, int* exit_code);
 void add_bench_command(CLI::App& app, int* exit_code);
+/// `bench serve`: a sub-command of bench.
+void add_bench_serve_command(CLI::App& bench, int* exit_code);
+void add_plan_command(CLI::App& app, int* exit_code);
 void add_pull_command(CLI::App& app, int* exit_code);
 
 /// Prints "error: …" and returns 1.

@@ -7,7 +7,9 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
+#include "coordinator/chat/chat_template.h"
 #include "coordinator/commands/commands.h"
+#include "coordinator/tokenizer/tokenizer.h"
 #include "worker/checkpoint/names.h"
 #include "worker/model/model.h"
 
@@ -19,6 +21,7 @@ struct InspectFlags {
   int world = 0;
   int64_t context = 0;
   int sequences = 8;
+  double bandwidth = 0;  // GB/s; 0: not asked
 };
 
 std::string human_bytes(int64_t bytes) {
@@ -34,16 +37,72 @@ std::string human_bytes(int64_t bytes) {
 
 // The part of the weights that rank `rank` of `world` holds, from the slices of each dimension.
 int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
-  const auto share = [&](const char* kind, double part) {
-    const auto found = facts.memory_by_kind.find(kind);
-    return found == facts.memory_by_kind.end() ? 0.0 : static_cast<double>(found->second) * part;
-  };
   // The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
   // vocabulary, the finest cut.
   const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
-  double bytes = share("embedding", 1.0) + share("norms", 1.0) + share("mtp", part) + share("head", part) +
-                 share("attention", part) + share("delta_net", part) + share("mlp", part);
+  double bytes = 0;
+  for (const auto& [kind, whole] : facts.memory_by_kind) {
+    if (kind == "vision" || kind == "skipped") continue;
+    const bool replicated = kind == "embedding" || kind == "norms" || kind == "router";
+    bytes += static_cast<double>(whole) * (replicated ? 1.0 : part);
+  }
   return static_cast<int64_t>(bytes);
+}
+
+// Bytes of weights that this rank reads for one row: its share, the table's one row aside, of the experts only those
+// that a row chooses.
+int64_t rank_read_bytes(const ModelFacts& facts, const ModelConfig& config, const ModelShape& shape) {
+  const auto bytes_of = [&](const char* kind) {
+    const auto found = facts.memory_by_kind.find(kind);
+    return found == facts.memory_by_kind.end() ? 0.0 : static_cast<double>(found->second);
+  };
+  const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
+  double bytes = static_cast<double>(rank_weight_bytes(facts, shape)) - bytes_of("embedding");
+  if (facts.tied_head) bytes += bytes_of("embedding") * part;
+  if (config.experts.count > 0) {
+    const double idle = 1.0 - static_cast<double>(config.experts.per_token) / static_cast<double>(config.experts.count);
+    bytes -= bytes_of("experts") * part * idle;
+  }
+  bytes -= bytes_of("mtp") * part;
+  return static_cast<int64_t>(bytes);
+}
+
+std::string tools_name(ToolSyntax syntax) {
+  switch (syntax) {
+    case ToolSyntax::kNone:
+      return "no tool calls";
+    case ToolSyntax::kTagged:
+      return "tool calls in <tool_call>";
+    case ToolSyntax::kArgumentKeys:
+      return "tool calls in <tool_call> with <arg_key>";
+    case ToolSyntax::kDsml:
+      return "tool calls in DSML";
+  }
+  return "";
+}
+
+// What text goes in and out by. A folder without them serves token ids.
+void print_text_parts(const std::string& dir) {
+  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::load(dir + "/tokenizer.json");
+  std::cout << fmt::format("tokenizer   {}\n", tokenizer.ok() ? fmt::format("{} tokens", (*tokenizer)->vocab_size())
+                                               : absl::IsNotFound(tokenizer.status())
+                                                   ? std::string("none: token ids only")
+                                                   : std::string(tokenizer.status().message()));
+  const absl::StatusOr<ChatTemplate> chat = ChatTemplate::load(dir);
+  if (!chat.ok()) {
+    std::cout << fmt::format("template    {}\n", absl::IsNotFound(chat.status())
+                                                     ? std::string("none: no chat")
+                                                     : std::string(chat.status().message()));
+    return;
+  }
+  std::cout << fmt::format("template    {} bytes; {}; {}\n", chat->source().size(),
+                           chat->reply_format().reasoning ? "thinks in <think>" : "no thinking",
+                           tools_name(chat->reply_format().tools));
+}
+
+void print_drafters(const ModelFacts& facts) {
+  std::cout << fmt::format("drafter     {}\n",
+                           facts.has_mtp ? "mtp (its own layer), copy" : "copy (no MTP layer in these files)");
 }
 
 absl::Status run_inspect(const InspectFlags& flags) {
@@ -64,12 +123,15 @@ absl::Status run_inspect(const InspectFlags& flags) {
     std::cout << fmt::format("format      {}: {}\n", format, human_bytes(bytes));
   }
   for (const auto& [kind, bytes] : facts->bytes_by_kind) {
-    std::cout << fmt::format("  {:<10}{}\n", kind, human_bytes(bytes));
+    std::cout << fmt::format("  {:<14}{}\n", kind, human_bytes(bytes));
   }
-  std::cout << fmt::format("layers      {} ({} attention, {} gated delta net)\n", facts->layers,
-                           facts->full_attention_layers, facts->linear_attention_layers);
+  std::cout << fmt::format("layers      {} ({} attention, {} gated delta net{})\n", facts->layers,
+                           facts->full_attention_layers, facts->linear_attention_layers,
+                           facts->mamba2_layers > 0 ? fmt::format(", {} Mamba2", facts->mamba2_layers) : std::string());
   std::cout << fmt::format("context     {} tokens\n", whole->context_length);
   std::cout << fmt::format("hash        {} (names, shapes, sizes)\n", facts->header_hash.substr(0, 16));
+  print_drafters(*facts);
+  print_text_parts(flags.model);
   for (const std::string& note : facts->notes) std::cout << fmt::format("note        {}\n", note);
   std::cout << "slices      ";
   for (size_t i = 0; i < whole->slices.dimensions.size(); ++i) {
@@ -85,6 +147,16 @@ absl::Status run_inspect(const InspectFlags& flags) {
                            flags.sequences == 1 ? "" : "s", context);
   std::cout << fmt::format("{:>6} {:>5} {:>12} {:>12} {:>12} {:>12}\n", "world", "rank", "weights", "keys/values",
                            "states", "total");
+  const auto slowest = [&](int world, int64_t tokens) -> absl::StatusOr<int64_t> {
+    int64_t most = 0;
+    for (int rank = 0; rank < world; ++rank) {
+      const absl::StatusOr<ModelShape> shape = model_shape(config, {world, rank});
+      if (!shape.ok()) return shape.status();
+      const int64_t keys = tokens * shape->kv_layers * shape->kv_heads * shape->head_dim * 2 * 4;
+      most = std::max(most, rank_read_bytes(*facts, config, *shape) + keys);
+    }
+    return most;
+  };
   for (int world = 1; world <= widest; ++world) {
     if (flags.world != 0 && world != flags.world) continue;
     for (int rank = 0; rank < world; ++rank) {
@@ -101,6 +173,21 @@ absl::Status run_inspect(const InspectFlags& flags) {
                                human_bytes(kv), human_bytes(states), human_bytes(weights + kv + states));
     }
   }
+  if (flags.bandwidth <= 0) return absl::OkStatus();
+  std::cout << fmt::format(
+      "\nserial decode at most, with {:g} GB/s on every rank and no time for anything but reading:\n", flags.bandwidth);
+  std::cout << fmt::format("{:>6} {:>16} {:>16} {:>16}\n", "world", "read a token", "tokens/s at 0",
+                           fmt::format("at {}", context));
+  for (int world = 1; world <= widest; ++world) {
+    if (flags.world != 0 && world != flags.world) continue;
+    const absl::StatusOr<int64_t> empty = slowest(world, 0), full = slowest(world, context);
+    if (!empty.ok()) return empty.status();
+    if (!full.ok()) return full.status();
+    const double bytes_a_second = flags.bandwidth * 1e9;
+    std::cout << fmt::format("{:>6} {:>16} {:>16.1f} {:>16.1f}\n", world, human_bytes(*empty),
+                             bytes_a_second / static_cast<double>(std::max<int64_t>(*empty, 1)),
+                             bytes_a_second / static_cast<double>(std::max<int64_t>(*full, 1)));
+  }
   return absl::OkStatus();
 }
 
@@ -113,6 +200,8 @@ void add_inspect_command(CLI::App& app, int* exit_code) {
   command->add_option("model", flags->model, "folder of the checkpoint")->required();
   command->add_option("--world", flags->world, "only this world; 0: every legal one")->check(CLI::Range(0, 8));
   command->add_option("--context", flags->context, "tokens a sequence, for the memory table; 0: up to 8192");
+  command->add_option("--bandwidth", flags->bandwidth, "GB/s that a rank reads: adds the decode ceiling")
+      ->check(CLI::Range(0.1, 100000.0));
   command->add_option("--sequences", flags->sequences, "sequences at once, for the memory table")
       ->check(CLI::Range(1, 1024));
   command->callback([flags, exit_code] {

@@ -34,6 +34,7 @@ int run(int argc, char** argv) {
   tensorfold::add_inspect_command(app, &exit_code);
   tensorfold::add_verify_command(app, &exit_code);
   tensorfold::add_bench_command(app, &exit_code);
+  tensorfold::add_plan_command(app, &exit_code);
   tensorfold::add_pull_command(app, &exit_code);
   tensorfold::add_profile_command(app, &exit_code);
   try {

@@ -9,29 +9,51 @@ namespace tensorfold {
 void PassCosts::record(size_t rows, double ms) {
   if (rows == 0 || !std::isfinite(ms) || ms <= 0.0) return;
   const auto it = averages_.find(rows);
-  if (it != averages_.end()) {
-    it->second += weight_ * (ms - it->second);
-  } else if (averages_.size() < kMaxEntries) {
-    averages_.emplace(rows, ms);
+  if (it == averages_.end() && averages_.size() >= kMaxEntries) return;
+  Average& average = averages_[rows];
+  average.count = std::min(average.count + 1.0, 1.0 / weight_);
+  average.ms += (ms - average.ms) / average.count;
+  curve_.clear();
+}
+
+// The rising curve nearest to the averages (pool adjacent violators).
+const std::vector<PassCosts::Point>& PassCosts::curve() const {
+  if (!curve_.empty() || averages_.empty()) return curve_;
+  struct Pool {
+    double ms = 0;
+    double count = 0;
+    size_t points = 0;
+  };
+  std::vector<Pool> pools;
+  for (const auto& [rows, average] : averages_) {
+    pools.push_back({average.ms, average.count, 1});
+    while (pools.size() > 1 && pools[pools.size() - 2].ms > pools.back().ms) {
+      const Pool last = pools.back();
+      pools.pop_back();
+      Pool& pool = pools.back();
+      pool.ms = (pool.ms * pool.count + last.ms * last.count) / (pool.count + last.count);
+      pool.count += last.count;
+      pool.points += last.points;
+    }
   }
+  auto at = averages_.begin();
+  for (const Pool& pool : pools) {
+    for (size_t i = 0; i < pool.points; ++i, ++at) curve_.push_back({at->first, pool.ms});
+  }
+  return curve_;
 }
 
 double PassCosts::estimate(size_t rows) const {
   const double r = static_cast<double>(std::max<size_t>(rows, 1));
-  if (averages_.empty()) return 1.0 + kGrowth * (r - 1.0);
-  const auto above = averages_.lower_bound(rows);
-  // A noisy average must not make more rows look cheaper: the largest of the counts at or below is the floor.
-  double floor = 0.0;
-  for (auto it = averages_.begin(); it != above; ++it) floor = std::max(floor, it->second);
-  if (above != averages_.end() && above->first == rows) return std::max(floor, above->second);
-  if (above == averages_.begin()) {
-    return above->second / (1.0 + kGrowth * (static_cast<double>(above->first) - r));
-  }
-  const auto below = std::prev(above);
-  const double gap = r - static_cast<double>(below->first);
-  if (above == averages_.end()) return floor * (1.0 + kGrowth * gap);
-  const double span = static_cast<double>(above->first - below->first);
-  return floor + std::max(0.0, above->second - floor) * gap / span;
+  const std::vector<Point>& points = curve();
+  if (points.empty()) return 1.0 + kGrowth * (r - 1.0);
+  const auto above = std::lower_bound(points.begin(), points.end(), std::max<size_t>(rows, 1),
+                                      [](const Point& point, size_t wanted) { return point.rows < wanted; });
+  if (above == points.begin()) return above->ms / (1.0 + kGrowth * (static_cast<double>(above->rows) - r));
+  const Point& below = *std::prev(above);
+  const double gap = r - static_cast<double>(below.rows);
+  if (above == points.end()) return below.ms * (1.0 + kGrowth * gap);
+  return below.ms + (above->ms - below.ms) * gap / static_cast<double>(above->rows - below.rows);
 }
 
 }  // namespace tensorfold

@@ -3,21 +3,22 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <map>
+#include <vector>
 
 namespace tensorfold {
 
 class PassCosts {
  public:
-  // `weight`: how much one new measurement counts.
+  // `weight`: how much one new measurement counts once there are 1 / weight of them.
   explicit PassCosts(double weight = 0.1) : weight_(weight) {}
 
   // Measurements that are not finite and positive, or have no rows, are ignored.
   void record(size_t rows, double ms);
 
-  // Milliseconds of a pass of `rows` rows. Linear between measured counts; beyond them a pass is taken to grow by
-  // kGrowth of its cost a row; never falling as rows grow. Nothing measured yet: relative costs, 1 for one row.
+  // Milliseconds of a pass of `rows` rows. Never falling as rows grow: averages that do fall (one was disturbed) are
+  // replaced by their common mean, each counting as much as it was measured. Linear between measured counts; beyond
+  // them a pass is taken to grow by kGrowth of its cost a row. Nothing measured yet: relative costs, 1 for one row.
   double estimate(size_t rows) const;
 
   bool empty() const { return averages_.empty(); }
@@ -28,8 +29,19 @@ class PassCosts {
   static constexpr double kGrowth = 0.03;
   static constexpr size_t kMaxEntries = 512;
 
+  struct Average {
+    double ms = 0;
+    double count = 0;  // at most 1 / weight: what is long ago does not count
+  };
+  struct Point {
+    size_t rows = 0;
+    double ms = 0;
+  };
+  const std::vector<Point>& curve() const;
+
   double weight_;
-  std::map<size_t, double> averages_;  // rows -> ms
+  std::map<size_t, Average> averages_;
+  mutable std::vector<Point> curve_;  // rising; empty: to be made again
 };
 
 }  // namespace tensorfold

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <queue>
+#include <utility>
 
 namespace tensorfold {
 
@@ -73,43 +75,55 @@ WidthPolicy::Plan WidthPolicy::plan_of(const WidthRequest& request, size_t base_
   return best_value(copy, base_rows) >= best_value(mtp, base_rows) ? copy : mtp;
 }
 
-std::vector<WidthChoice> WidthPolicy::choose(std::span<const WidthRequest> requests, size_t other_rows) const {
-  const size_t base_rows = other_rows + requests.size();
-  std::vector<Plan> plans;
-  std::vector<uint32_t> depths(requests.size(), 0);  // of the set as walked
+// Rows are handed out one after the other, each to the sequence whose next draft is the most likely to be kept; of all
+// the sets on the way the one with the most tokens a millisecond is taken.
+std::vector<uint32_t> WidthPolicy::best_depths(const std::vector<Plan>& plans, size_t most_rows) const {
+  std::vector<uint32_t> depths(plans.size(), 0);
+  std::vector<uint32_t> best_set = depths;
   size_t total = 0;
-  for (const WidthRequest& request : requests) {
-    plans.push_back(plan_of(request, std::max<size_t>(base_rows, 1)));
-    total += plans.back().gains.size();
+  // By gain, among equals the earlier sequence: (gain, plans.size() - index).
+  std::priority_queue<std::pair<double, size_t>> next_drafts;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    total += plans[i].gains.size();
+    if (!plans[i].gains.empty()) next_drafts.emplace(plans[i].gains[0], plans.size() - i);
   }
-
-  std::vector<uint32_t> best_depths = depths;
-  if (options_.adaptive) {
-    double tokens = static_cast<double>(requests.size());
-    double best = tokens / pass_ms(base_rows, 0);
-    size_t mtp_depth = 0;
-    for (size_t rows = base_rows + 1; rows <= base_rows + total; ++rows) {
-      size_t next = plans.size();
-      for (size_t i = 0; i < plans.size(); ++i) {
-        if (depths[i] == plans[i].gains.size()) continue;
-        if (next == plans.size() || plans[i].gains[depths[i]] > plans[next].gains[depths[next]]) next = i;
-      }
-      tokens += plans[next].gains[depths[next]++];
-      if (plans[next].kind == DraftKind::kMtp) mtp_depth = std::max<size_t>(mtp_depth, depths[next]);
-      const double value = tokens / pass_ms(rows, mtp_depth);
-      if (value > best) {
-        best = value;
-        best_depths = depths;
-      }
+  double tokens = static_cast<double>(plans.size());
+  double best = tokens / pass_ms(plans.size(), 0);
+  size_t mtp_depth = 0;
+  const size_t last = std::min(plans.size() + total, std::max(most_rows, plans.size()));
+  for (size_t rows = plans.size() + 1; rows <= last; ++rows) {
+    const size_t next = plans.size() - next_drafts.top().second;
+    next_drafts.pop();
+    tokens += plans[next].gains[depths[next]++];
+    if (depths[next] < plans[next].gains.size()) {
+      next_drafts.emplace(plans[next].gains[depths[next]], plans.size() - next);
     }
-  } else {
-    for (size_t i = 0; i < plans.size(); ++i) best_depths[i] = static_cast<uint32_t>(plans[i].gains.size());
+    if (plans[next].kind == DraftKind::kMtp) mtp_depth = std::max<size_t>(mtp_depth, depths[next]);
+    const double value = tokens / pass_ms(rows, mtp_depth);
+    if (value > best) {
+      best = value;
+      best_set = depths;
+    }
   }
+  return best_set;
+}
 
+std::vector<WidthChoice> WidthPolicy::choose(std::span<const WidthRequest> requests, size_t most_rows) const {
+  std::vector<Plan> plans;
+  for (const WidthRequest& request : requests) plans.push_back(plan_of(request, requests.size()));
+  std::vector<uint32_t> depths(requests.size(), 0);
+  if (options_.adaptive) {
+    depths = best_depths(plans, most_rows);
+  } else {
+    for (size_t i = 0; i < plans.size(); ++i) depths[i] = static_cast<uint32_t>(plans[i].gains.size());
+  }
+  size_t left = most_rows > requests.size() ? most_rows - requests.size() : 0;
   std::vector<WidthChoice> choices(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
-    uint32_t drafts = best_depths[i];
+    uint32_t drafts = depths[i];
     if (drafts == 0 && !plans[i].gains.empty() && requests[i].idle_rounds >= options_.probe_interval) drafts = 1;
+    drafts = static_cast<uint32_t>(std::min<size_t>(drafts, left));
+    left -= drafts;
     if (drafts > 0) choices[i] = {plans[i].kind, drafts};
   }
   return choices;

@@ -3,10 +3,10 @@
 // reply's bytes.
 //
 // With drafts kept at rates a1, a2, ... a window of d drafts is expected to keep 1 + a1 + a1 a2 + ... tokens. The pass
-// costs PassCosts.estimate(all its rows), plus a chained MTP step for each depth that any sequence drafts with it. Each
-// further draft adds less than the one before, so for a given number of rows the best set is the best next draft, one
-// after the other; the policy walks all numbers of rows and keeps the best ratio. No clocks, no randomness; one owner,
-// not thread-safe.
+// costs PassCosts.estimate(all windows' rows), plus a chained MTP step for each depth that any sequence drafts with it.
+// Each further draft adds less than the one before, so for a given number of rows the best set is the best next draft,
+// one after the other; the policy walks all numbers of rows and keeps the best ratio. No clocks, no randomness; one
+// owner, not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -48,13 +48,20 @@ class WidthPolicy {
  public:
   explicit WidthPolicy(WidthOptions options = {});
 
-  // `other_rows`: rows in the pass that belong to none of `requests` (prompt rows). One choice a request, in order.
-  std::vector<WidthChoice> choose(std::span<const WidthRequest> requests, size_t other_rows) const;
+  // One choice a request, in order. `most_rows`: of all windows together; each sequence has its one row whatever it
+  // says.
+  //
+  // More streams never keep fewer tokens a millisecond than one, if rows together cost no more than apart: all windows
+  // of one stream's best width are among the sets that are weighed, and the best set is taken.
+  std::vector<WidthChoice> choose(std::span<const WidthRequest> requests, size_t most_rows = SIZE_MAX) const;
 
   // Measurements. `acceptance` is the sequence's own (may be null); the global prior is kept here.
   void record_pass(size_t rows, double ms) { costs_.record(rows, ms); }
   void record_mtp_step(double ms);  // one chained step for all sequences of a round
   void record_window(const WidthChoice& choice, uint32_t copy_match, size_t accepted, Acceptance* acceptance);
+
+  // Milliseconds of a pass of verify windows alone, with the MTP layer chained `mtp_depth` times.
+  double pass_ms(size_t rows, size_t mtp_depth) const;
 
   const PassCosts& costs() const { return costs_; }
   const Acceptance& global() const { return global_; }
@@ -66,7 +73,7 @@ class WidthPolicy {
   Plan plan_of(const WidthRequest& request, size_t base_rows) const;
   Plan plan_for(const WidthRequest& request, DraftKind kind, DraftSource source, size_t available) const;
   double best_value(const Plan& plan, size_t base_rows) const;
-  double pass_ms(size_t rows, size_t mtp_depth) const;
+  std::vector<uint32_t> best_depths(const std::vector<Plan>& plans, size_t most_rows) const;
 
   WidthOptions options_;
   PassCosts costs_;

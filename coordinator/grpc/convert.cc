@@ -122,8 +122,31 @@ ApiOr<RequestOptions> options_from_proto(const pb::GenerateRequest& request, con
   if (sampling.has_min_tokens()) out.min_tokens = sampling.min_tokens();
   if (sampling.has_ignore_eos()) out.ignore_eos = sampling.ignore_eos();
   if (request.has_draft()) out.draft = request.draft();
+  if (request.has_cache()) out.cache = request.cache();
   out.return_token_ids = request.return_token_ids();
+  out.progress = request.progress();
+  switch (request.priority()) {
+    case pb::PRIORITY_UNSPECIFIED:
+    case pb::PRIORITY_FOREGROUND:
+      break;
+    case pb::PRIORITY_BACKGROUND:
+      out.priority = Priority::kBackground;
+      break;
+    default:
+      return invalid_value_error("priority", "it is neither PRIORITY_FOREGROUND nor PRIORITY_BACKGROUND");
+  }
   out.stream = true;
+  return out;
+}
+
+pb::GenerateEvent progress_to_proto(const ProgressEvent& event) {
+  pb::GenerateEvent out;
+  pb::Progress* progress = out.mutable_progress();
+  progress->set_choice(event.choice);
+  progress->set_read(event.read);
+  progress->set_total(event.total);
+  progress->set_tokens_per_s(event.tokens_per_s);
+  progress->set_seconds_left(event.seconds_left);
   return out;
 }
 
@@ -243,11 +266,19 @@ grpc::Status error_to_status(const ApiError& error, grpc::ServerContextBase* con
   return {static_cast<grpc::StatusCode>(code), error.message};
 }
 
-bool call_authorized(const ModelService& service, const grpc::ServerContextBase& context) {
-  if (!service.keys_required()) return true;
+static std::string_view authorization_of(const grpc::ServerContextBase& context) {
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find("authorization");
-  return found != metadata.end() && service.authorized({found->second.data(), found->second.size()});
+  if (found == metadata.end()) return {};
+  return {found->second.data(), found->second.size()};
+}
+
+bool call_authorized(const ModelService& service, const grpc::ServerContextBase& context) {
+  return service.authorized(authorization_of(context));
+}
+
+bool call_background(const ModelService& service, const grpc::ServerContextBase& context) {
+  return service.background_key(authorization_of(context));
 }
 
 }  // namespace tensorfold

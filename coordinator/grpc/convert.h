@@ -29,6 +29,7 @@ ApiOr<std::vector<uint32_t>> ids_from_proto(const google::protobuf::RepeatedFiel
 /// A piece of a choice; nothing if there is nothing to send of it.
 std::optional<pb::GenerateEvent> delta_to_proto(const Tokenizer& tokenizer, uint32_t choice, const ReplyPiece& piece,
                                                 bool token_ids, bool logprobs);
+pb::GenerateEvent progress_to_proto(const ProgressEvent& event);
 void stats_to_proto(const GenerationStats& stats, const std::string& fingerprint, pb::Finish* out);
 pb::FinishReason reason_to_proto(FinishReason reason);
 
@@ -40,5 +41,7 @@ grpc::Status error_to_status(const ApiError& error, grpc::ServerContextBase* con
 
 /// Whether the call's metadata holds a key, or none is needed.
 bool call_authorized(const ModelService& service, const grpc::ServerContextBase& context);
+/// Whether the call's key makes its requests background.
+bool call_background(const ModelService& service, const grpc::ServerContextBase& context);
 
 }  // namespace tensorfold

@@ -112,6 +112,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
     if (!prepared.ok()) return end(prepared.error());
     GenerationRequest& request = prepared->requests[0];
     const size_t prompt_tokens = request.prompt.size();
+    if (call_background(host_.service, *context_)) request.priority = Priority::kBackground;
     set_up(request, prepared->parser);
     ApiOr<uint64_t> admitted = host_.service.submit(std::move(request), EventQueue::sink(queue_, 0));
     if (!admitted.ok()) return end(admitted.error());
@@ -154,6 +155,8 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
     for (EventQueue::Item& item : queue_->take()) {
       if (TokenEvent* tokens = std::get_if<TokenEvent>(&item.event)) {
         take(std::move(*tokens));
+      } else if (const ProgressEvent* read = std::get_if<ProgressEvent>(&item.event)) {
+        send(progress_to_proto(*read));
       } else if (!take(std::get<FinishEvent>(item.event))) {
         return;
       }

@@ -164,6 +164,7 @@ void Connection::read_head_fields() {
   keep_alive_ = request.keep_alive() && !host_.draining;
   chunked_reply_ = request.version() >= 11;
   trusted_ = host_.service.authorized(view(request[http::field::authorization]));
+  background_ = host_.service.background_key(view(request[http::field::authorization]));
   route_ = find_route(view(request.target()), host_.options.metrics);
   const std::string_view client_id = view(request["X-Request-Id"]);
   if (is_plain_id(client_id)) request_id_ = std::string(client_id);
@@ -279,6 +280,7 @@ void Connection::run_generation() {
                                  .metrics = host_.metrics,
                                  .id = id,
                                  .arrived = arrived_,
+                                 .background = background_,
                                  .wake =
                                      [weak, executor = socket_.get_executor()] {
                                        asio::post(executor, [weak] {

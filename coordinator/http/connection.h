@@ -116,6 +116,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string request_id_;
   bool keep_alive_ = true;
   bool trusted_ = true;
+  bool background_ = false;  // the client's key makes its requests background
   bool chunked_reply_ = true;
   std::optional<ApiError> refusal_;  // found in the head; said once the body is drained
   std::chrono::steady_clock::time_point arrived_;

@@ -68,6 +68,7 @@ std::optional<ApiError> GenerationJob::submit(std::vector<GenerationRequest> req
   last_seen_.resize(requests.size() * choices_);
   for (uint32_t part = 0; part < requests.size(); ++part) {
     const size_t tokens = requests[part].prompt.size();
+    if (context_.background) requests[part].priority = Priority::kBackground;
     ApiOr<uint64_t> id = context_.service.submit(std::move(requests[part]), EventQueue::sink(queue_, part));
     if (!id.ok()) return id.error();  // the destructor cancels the parts before
     engine_ids_.push_back(*id);

@@ -25,6 +25,7 @@ class GenerationJob {
     ServiceMetrics& metrics;
     std::string id;
     std::chrono::steady_clock::time_point arrived;
+    bool background = false;  // the client's key says so
     // Called by the engine's thread when there are events, not again until pump() took them. Must not block.
     std::function<void()> wake;
     // Whether the client has left meanwhile; asked before the engine is.

@@ -33,6 +33,7 @@ class ChoicesBuilder : public ReplyBuilder {
 
   std::string take(uint32_t part, GenerationEvent event) final {
     if (done()) return "";
+    if (const auto* read = std::get_if<ProgressEvent>(&event)) return progress(part * n_ + read->choice, *read);
     if (auto* tokens = std::get_if<TokenEvent>(&event)) {
       const uint32_t choice = part * n_ + tokens->choice;
       reply_tokens_ += tokens->tokens.size();
@@ -54,6 +55,7 @@ class ChoicesBuilder : public ReplyBuilder {
  protected:
   virtual std::string piece(uint32_t choice, ReplyPiece piece, bool last) = 0;
   virtual std::string ended(uint32_t choice, FinishReason reason) = 0;
+  virtual std::string progress(uint32_t choice, const ProgressEvent& event) = 0;
 
   std::vector<TokenLogprob> logprobs_of(const ReplyPiece& piece) const {
     return logprobs_ ? token_logprobs(tokenizer_, piece.tokens) : std::vector<TokenLogprob>();
@@ -120,6 +122,10 @@ class ChatBuilder final : public ChoicesBuilder {
     }
   }
 
+  std::string progress(uint32_t choice, const ProgressEvent& event) override {
+    return stream_ ? chat_progress_event(head_, choice, event) : "";
+  }
+
   std::string ended(uint32_t choice, FinishReason reason) override {
     if (stream_) return chat_finish_event(head_, choice, reason, stats_[choice]);
     whole_[choice].reason = reason;
@@ -182,6 +188,10 @@ class CompletionBuilder final : public ChoicesBuilder {
       }));
     }
     return completion_delta_event(head_, choice, piece.content, shown, offset);
+  }
+
+  std::string progress(uint32_t choice, const ProgressEvent& event) override {
+    return stream_ ? completion_progress_event(head_, choice, event) : "";
   }
 
   std::string ended(uint32_t choice, FinishReason reason) override {

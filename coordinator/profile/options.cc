@@ -8,7 +8,8 @@ namespace tensorfold {
 
 const std::vector<ProfileOption>& profile_options() {
   static const std::vector<ProfileOption> kOptions =
-      profile_table::joined({profile_table::cluster_side_options(), profile_table::serving_side_options()});
+      profile_table::joined({profile_table::cluster_side_options(), profile_table::cache_side_options(),
+                             profile_table::serving_side_options()});
   return kOptions;
 }
 
@@ -21,6 +22,8 @@ const std::vector<ProfileSection>& profile_sections() {
       {"compute", "How each rank computes."},
       {"memory",
        "Memory of each rank. It is planned before weights are loaded; what does not fit is refused with the numbers."},
+      {"cache", "What prompts and replies leave for later requests, in memory."},
+      {"state", "The same on disk, on every rank."},
       {"schedule", "How requests share the cluster."},
       {"draft", "Speculative decoding. It changes how fast a reply comes and never what it says."},
       {"sampling", "What a request gets for the fields that it leaves out."},

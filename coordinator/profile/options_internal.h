@@ -41,6 +41,7 @@ inline bool consists_of(std::string_view text, std::string_view also) {
 
 // The parts of the table, in its order.
 Options cluster_side_options();  // model, cluster, compute, memory: options_cluster.cc
+Options cache_side_options();    // cache, state: options_cache.cc
 Options serving_side_options();  // schedule, draft, sampling, http, grpc, log, metrics: options_serving.cc
 
 inline Options joined(std::vector<Options> parts) {

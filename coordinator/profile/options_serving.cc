@@ -67,13 +67,15 @@ Options schedule_options() {
       {.key = "schedule.round_budget",
        .type = Type::kDuration,
        .field = at<&Profile::schedule, &S::round_budget>,
-       .fallback = "100ms",
-       .min = kMillisecond,
+       .fallback = "0s",
+       .min = 0,
        .max = kMinute,
        .unit = "time",
        .help = "How long one round should take: prompt rows are added to the decoding sequences until the estimate "
-               "reaches it.",
-       .example = "50ms"},
+               "reaches it. While a prompt is read others get a token at most so seldom.",
+       .example = "50ms",
+       .default_note = "0s: four times a pass of one row as measured at the start, from 20ms to 1s, and never less "
+                       "for prompts than for windows"},
       {.key = "schedule.request_timeout",
        .type = Type::kDuration,
        .field = at<&Profile::schedule, &S::request_timeout>,
@@ -83,6 +85,22 @@ Options schedule_options() {
        .unit = "time",
        .help = "The longest that a request may take, its wait included. 0s: no limit.",
        .example = "2m"},
+      {.key = "schedule.background_models",
+       .type = Type::kList,
+       .field = at<&Profile::schedule, &S::background_models>,
+       .help = "Names of model.served_name and model.aliases whose requests are background: they give way to all "
+               "others, whatever their field `priority` says.",
+       .example = "[batch]",
+       .unique = true},
+      {.key = "schedule.background_keys",
+       .type = Type::kList,
+       .field = at<&Profile::schedule, &S::background_keys>,
+       .pattern = &kKeyHash,
+       .help = "SHA-256 hashes of API keys whose requests are background. To be served at all a key stands in "
+               "http.api_keys or http.api_keys_file, too.",
+       .example = "[2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683]",
+       .secret = true,
+       .unique = true},
   };
 }
 
@@ -294,6 +312,16 @@ Options http_options() {
        .field = at<&Profile::http, &H::api_keys_file>,
        .help = "File with more of them, one a line; # starts a comment.",
        .example = "/etc/tensorfold/api-keys"},
+      {.key = "http.admin_keys",
+       .type = Type::kList,
+       .field = at<&Profile::http, &H::admin_keys>,
+       .pattern = &kKeyHash,
+       .help =
+           "SHA-256 hashes of the keys that may use the /admin routes, which list, pin and drop states. With none here "
+           "there are no such routes. They are no keys for anything else.",
+       .example = "[2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683]",
+       .secret = true,
+       .unique = true},
       {.key = "http.cors_origin",
        .type = Type::kString,
        .field = at<&Profile::http, &H::cors_origin>,

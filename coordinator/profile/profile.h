@@ -110,14 +110,28 @@ struct Profile {
     std::int64_t floor_free = 0;  // bytes left free
   } memory;
 
+  struct Cache {
+    bool enabled = true;
+    std::int64_t snapshot_bytes = 0;   // on each rank
+    std::int64_t snapshot_tokens = 0;  // 0: no grid
+  } cache;
+
+  struct State {
+    std::string directory;   // resolved path, or empty: nothing on disk
+    std::int64_t quota = 0;  // bytes on each rank
+    std::int64_t min_tokens = 0;
+  } state;
+
   struct Schedule {
-    int max_sequences = 0;          // lanes
-    int max_batch_rows = 0;         // rows a pass
-    int prompt_chunk = 0;           // rows
-    int queue_limit = 0;            // requests
-    std::int64_t queue_tokens = 0;  // tokens; 0: no limit
-    Duration round_budget{};
-    Duration request_timeout{};  // 0: none
+    int max_sequences = 0;                       // lanes
+    int max_batch_rows = 0;                      // rows a pass
+    int prompt_chunk = 0;                        // rows
+    int queue_limit = 0;                         // requests
+    std::int64_t queue_tokens = 0;               // tokens; 0: no limit
+    Duration round_budget{};                     // 0: from measured pass costs
+    Duration request_timeout{};                  // 0: none
+    std::vector<std::string> background_models;  // names whose requests are background
+    std::vector<std::string> background_keys;    // SHA-256, hex: keys whose requests are
   } schedule;
 
   struct Draft {
@@ -147,9 +161,10 @@ struct Profile {
     Duration idle_timeout{};
     std::int64_t write_buffer_bytes = 0;  // a connection
     int max_connections = 0;
-    std::vector<std::string> api_keys;  // SHA-256, hex; use api_key_hashes() for these and the file's
-    std::string api_keys_file;          // resolved path, or empty
-    std::string cors_origin;            // empty: no CORS headers
+    std::vector<std::string> api_keys;    // SHA-256, hex; use api_key_hashes() for these and the file's
+    std::string api_keys_file;            // resolved path, or empty
+    std::vector<std::string> admin_keys;  // SHA-256, hex; none: no admin routes
+    std::string cors_origin;              // empty: no CORS headers
   } http;
 
   struct Grpc {

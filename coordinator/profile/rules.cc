@@ -180,6 +180,28 @@ Rules scheduling_rules() {
          const bool both = c.profile.memory.kv_pages > 0 && c.is_set("memory.kv_bytes");
          return both ? "memory.kv_bytes is set too: keep one of them" : "";
        }},
+      {{"cache.snapshot_tokens"},
+       kError,
+       "`cache.snapshot_tokens` is a multiple of 64, the tokens of a page.",
+       [](const Context& c) -> std::string {
+         const std::int64_t tokens = c.profile.cache.snapshot_tokens;
+         return tokens % 64 == 0 ? "" : fmt::format("{} is no multiple of 64", tokens);
+       }},
+      {{"state.quota", "state.min_tokens", "state.directory"},
+       kWarning,
+       "Options of `state` want `state.directory`.",
+       [](const Context& c) -> std::string {
+         const bool idle =
+             c.profile.state.directory.empty() && (c.is_set("state.quota") || c.is_set("state.min_tokens"));
+         return idle ? "has no effect without state.directory" : "";
+       }},
+      {{"state.directory", "cache.enabled"},
+       kError,
+       "`state.directory` wants `cache.enabled`: what is not cached cannot be kept.",
+       [](const Context& c) -> std::string {
+         const bool both = c.profile.state.directory.empty() || c.profile.cache.enabled;
+         return both ? "" : "cache.enabled is false";
+       }},
       {{"schedule.max_batch_rows", "schedule.max_sequences"},
        kError,
        "`schedule.max_batch_rows` is at least `schedule.max_sequences`: every running sequence has a row.",
@@ -197,6 +219,18 @@ Rules scheduling_rules() {
          if (s.prompt_chunk <= s.max_batch_rows) return "";
          return fmt::format("{} rows do not fit a pass of {} (schedule.max_batch_rows)", s.prompt_chunk,
                             s.max_batch_rows);
+       }},
+      {{"schedule.background_models", "model.served_name", "model.aliases"},
+       kError,
+       "`schedule.background_models` are names that the model is served under.",
+       [](const Context& c) -> std::string {
+         const auto& model = c.profile.model;
+         for (const std::string& name : c.profile.schedule.background_models) {
+           const bool known = name == model.served_name ||
+                              std::find(model.aliases.begin(), model.aliases.end(), name) != model.aliases.end();
+           if (!known) return fmt::format("'{}' is neither model.served_name nor one of model.aliases", name);
+         }
+         return "";
        }},
       {{"draft.max_width", "schedule.max_batch_rows", "draft.kind"},
        kError,

@@ -6,31 +6,41 @@
 #include <utility>
 
 #include "coordinator/sampling/identity.h"
+#include "coordinator/schedule/warm_up.h"
 
 namespace tensorfold {
 namespace {
 
 constexpr int kRetryAfterSeconds = 1;
 constexpr std::chrono::milliseconds kIdleTick{100};
-constexpr int64_t kPageSize = 64;
 constexpr int kMostFailures = 4;  // passes that fail in a row, the world regrouped each time
 
-}  // namespace
+bool mtp_in_use(const EngineModel& model, DraftKind kind) {
+  return model.has_mtp && (kind == DraftKind::kMtp || kind == DraftKind::kAuto);
+}
 
-// What a pass is about to do, and for whom.
-struct Engine::Round {
-  PassPlan plan;
-  std::vector<Sequence*> sequences;  // one a plan entry
-};
+CacheOptions cache_options(const EngineModel& model, const EngineOptions& options) {
+  CacheOptions out = options.cache;
+  out.has_states = model.has_states;
+  out.has_mtp = mtp_in_use(model, options.draft);
+  return out;
+}
+
+}  // namespace
 
 Engine::Engine(ClusterLink& link, EngineModel model, EngineOptions options)
     : link_(link),
       model_(std::move(model)),
       options_(options),
       last_step_(Clock::now()),
-      pool_(options.pages),
-      policy_(options.width) {
-  for (int slot = options.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(static_cast<uint32_t>(slot));
+      admission_({.count = options.queue_limit, .tokens = options.queue_tokens}),
+      lanes_(options.max_sequences, options.pages, cache_options(model_, options)),
+      policy_(options.width),
+      planner_({.max_batch_rows = options.max_batch_rows,
+                .prompt_chunk = options.prompt_chunk,
+                .budget = options.round_budget,
+                .use_mtp = mtp_in_use(model_, options.draft)},
+               policy_) {
   publish();
 }
 
@@ -40,73 +50,21 @@ void Engine::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-// One verify window of the warm-up sequence, none of it kept but the certain row. Milliseconds.
-absl::StatusOr<double> Engine::timed_window(uint32_t width, uint32_t mtp_steps, uint64_t* position) {
-  PassPlan plan;
-  SequencePlan& sequence = plan.sequences.emplace_back();
-  sequence.fresh = *position == 0;
-  sequence.use_mtp = mtp_in_use();
-  sequence.first_position = *position;
-  sequence.certain = 1;
-  sequence.tokens.assign(width - mtp_steps, 0);
-  sequence.mtp_steps = mtp_steps;
-  if (sequence.fresh) sequence.new_pages = {0};
-  for (uint32_t row = 0; row < width; ++row) sequence.wants.push_back({row, 1});
-  *position += 1;
-  const Clock::time_point start = Clock::now();
-  const absl::StatusOr<PassResult> result = link_.executor().execute(std::move(plan));
-  if (!result.ok()) return result.status();
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
 absl::Status Engine::warm_up() {
-  constexpr int kRepeats = 3;
-  constexpr std::chrono::seconds kLongest{3};
-  const Clock::time_point begin = Clock::now();
   const uint32_t widest = options_.draft == DraftKind::kNone ? 1 : policy_.options().max_width;
-  uint64_t position = 0;
-  std::vector<uint32_t> widths;
-  for (uint32_t width = 1; width < widest; width *= 2) widths.push_back(width);
-  widths.push_back(widest);
-  for (const uint32_t width : widths) {
-    double best = 0;
-    for (int repeat = 0; repeat < kRepeats; ++repeat) {
-      const absl::StatusOr<double> ms = timed_window(width, 0, &position);
-      if (!ms.ok()) return ms.status();
-      if (repeat == 0 || *ms < best) best = *ms;
-      if (Clock::now() - begin > kLongest) break;
-    }
-    policy_.record_pass(width, best);
-  }
-  if (mtp_in_use() && widest > 1) {
-    const uint32_t steps = std::min(widest - 1, 3u);
-    double best = 0;
-    for (int repeat = 0; repeat < kRepeats; ++repeat) {
-      const absl::StatusOr<double> ms = timed_window(steps + 1, steps, &position);
-      if (!ms.ok()) return ms.status();
-      if (repeat == 0 || *ms < best) best = *ms;
-      if (Clock::now() - begin > kLongest) break;
-    }
-    mtp_step_ms_ = std::max(0.0, best - policy_.costs().estimate(steps + 1)) / steps;
-    policy_.record_mtp_step(mtp_step_ms_);
-  }
-  PassPlan release;
-  release.kind = PlanKind::kPing;
-  release.release = {0};
-  return link_.executor().execute(std::move(release)).status();
-}
-
-int64_t Engine::pages_for(const GenerationRequest& request) const {
-  // A window's tentative rows may reach past the last token kept.
-  const int64_t tokens = static_cast<int64_t>(request.prompt.size()) + request.max_tokens + kMaxWindow;
-  return (tokens + kPageSize - 1) / kPageSize;
+  const WarmUpOptions options = {
+      .widest = widest, .use_mtp = mtp_in_use(model_, options_.draft), .most_rows = options_.max_batch_rows};
+  const absl::StatusOr<WarmUpResult> measured = tensorfold::warm_up(link_.executor(), options, policy_);
+  if (!measured.ok()) return measured.status();
+  mtp_step_ms_ = measured->mtp_step_ms;
+  planner_.record_prompt(measured->prompt_rows, 0.0, measured->prompt_ms);
+  return absl::OkStatus();
 }
 
 ApiOr<uint64_t> Engine::submit(GenerationRequest request, GenerationSink sink) {
-  const int64_t pages = pages_for(request);
-  if (pages > pool_.pages()) {
+  if (pages_for(request) > lanes_.pages()) {
     return cache_too_small_error(request.prompt.size() + request.max_tokens,
-                                 static_cast<uint64_t>(pool_.pages() * kPageSize));
+                                 static_cast<uint64_t>(lanes_.pages() * kPageSize));
   }
   auto context = std::make_shared<RequestContext>();
   context->seed = request.seed.has_value() ? *request.seed : default_seed(request.prompt, options_.seed_salt);
@@ -117,11 +75,15 @@ ApiOr<uint64_t> Engine::submit(GenerationRequest request, GenerationSink sink) {
   std::sort(context->end_ids.begin(), context->end_ids.end());
   context->sink = std::move(sink);
   context->submitted = Clock::now();
+  context->progress_interval = options_.progress_interval;
   context->request = std::move(request);
   const GenerationRequest& kept = context->request;
   std::vector<std::unique_ptr<Sequence>> sequences;
   for (uint32_t choice = 0; choice < kept.n; ++choice) {
     sequences.push_back(std::make_unique<Sequence>(context, choice, options_.draft, options_.copy, model_.tokenizer));
+    if (!kept.cache) continue;
+    sequences.back()->stop_at(
+        [this](uint64_t end, uint64_t computed) { return lanes_.cache().next_stop(end, computed); });
   }
   const int count = static_cast<int>(sequences.size());
   const int64_t tokens = static_cast<int64_t>(kept.prompt.size()) * count;
@@ -137,15 +99,9 @@ ApiOr<uint64_t> Engine::submit(GenerationRequest request, GenerationSink sink) {
   // down.
   if (const absl::Status health = link_.health(); !health.ok()) return rejected(error_from_status(health));
   const int free_lanes = std::max(0, options_.max_sequences - status_.active);
-  const bool too_many = waiting_ + count > options_.queue_limit + free_lanes;
-  const bool too_long = options_.queue_tokens > 0 && waiting_ > 0 && waiting_tokens_ + tokens > options_.queue_tokens;
-  if (too_many || too_long) {
-    return rejected(queue_full_error(static_cast<uint64_t>(waiting_), static_cast<uint64_t>(options_.queue_limit),
-                                     kRetryAfterSeconds));
-  }
+  if (std::optional<ApiError> error = admission_.refuse(count, tokens, free_lanes)) return rejected(*std::move(error));
   context->id = next_id_++;
-  waiting_ += count;
-  waiting_tokens_ += tokens;
+  admission_.add(count, tokens);
   ++status_.requests;
   for (std::unique_ptr<Sequence>& sequence : sequences) incoming_.push_back(std::move(sequence));
   wake_.notify_one();
@@ -162,7 +118,7 @@ bool Engine::drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   status_.draining = true;
   wake_.notify_one();
-  return idle_.wait_for(lock, timeout, [this] { return status_.active == 0 && waiting_ == 0; });
+  return idle_.wait_for(lock, timeout, [this] { return status_.active == 0 && admission_.waiting() == 0; });
 }
 
 void Engine::stop() {
@@ -177,8 +133,8 @@ void Engine::stop() {
 EngineStatus Engine::status() const {
   const std::lock_guard lock(mutex_);
   EngineStatus out = status_;
-  out.queued = waiting_;
-  out.queued_tokens = waiting_tokens_;
+  out.queued = admission_.waiting();
+  out.queued_tokens = admission_.waiting_tokens();
   out.seconds_since_step = std::chrono::duration<double>(Clock::now() - last_step_).count();
   return out;
 }
@@ -186,18 +142,25 @@ EngineStatus Engine::status() const {
 void Engine::publish() {
   const std::lock_guard lock(mutex_);
   status_.active = static_cast<int>(active_.size());
-  status_.pages = pool_.pages();
-  status_.free_pages = pool_.free_pages();
+  status_.pages = lanes_.pages();
+  status_.free_pages = lanes_.free_pages();
+  status_.cached_pages = lanes_.cache().cached_pages();
+  status_.snapshots = lanes_.cache().snapshots();
+  status_.cache = lanes_.cache().counters();
   status_.up = down_.ok();
   status_.down_reason = std::string(down_.message());
-  waiting_ = static_cast<int>(queue_.size() + incoming_.size());
-  waiting_tokens_ = 0;
-  for (const auto* waiting : {&queue_, &incoming_}) {
-    for (const std::unique_ptr<Sequence>& sequence : *waiting) {
-      waiting_tokens_ += static_cast<int64_t>(sequence->context().request.prompt.size());
-    }
-  }
-  if (status_.active == 0 && waiting_ == 0) idle_.notify_all();
+  status_.active_background = static_cast<int>(
+      std::count_if(active_.begin(), active_.end(), [](const auto& sequence) { return sequence->background(); }));
+  status_.queued_background = static_cast<int>(queue_.background());
+  status_.round_budget_seconds = planner_.budget_ms(active_.size()) / 1000.0;
+  int64_t tokens = 0;
+  const auto count_tokens = [&](const Sequence& sequence) {
+    tokens += static_cast<int64_t>(sequence.context().request.prompt.size());
+  };
+  queue_.for_each(count_tokens);
+  for (const std::unique_ptr<Sequence>& sequence : incoming_) count_tokens(*sequence);
+  admission_.set(static_cast<int>(queue_.size() + incoming_.size()), tokens);
+  if (status_.active == 0 && admission_.waiting() == 0) idle_.notify_all();
 }
 
 void Engine::run() {
@@ -240,18 +203,17 @@ void Engine::take_commands(bool wait) {
     const auto something = [this] { return stopping_ || !incoming_.empty() || !cancels_.empty(); };
     if (wait && !something()) wake_.wait_for(lock, kIdleTick, something);
     while (!incoming_.empty()) {
-      queue_.push_back(std::move(incoming_.front()));
+      queue_.push(std::move(incoming_.front()));
       incoming_.pop_front();
     }
     cancels.swap(cancels_);
   }
   for (const uint64_t id : cancels) {
-    for (const std::unique_ptr<Sequence>& sequence : active_) {
-      if (sequence->context().id == id) sequence->context().cancelled = true;
-    }
-    for (const std::unique_ptr<Sequence>& sequence : queue_) {
-      if (sequence->context().id == id) sequence->context().cancelled = true;
-    }
+    const auto cancel = [&](Sequence& sequence) {
+      if (sequence.context().id == id) sequence.context().cancelled = true;
+    };
+    for (const std::unique_ptr<Sequence>& sequence : active_) cancel(*sequence);
+    queue_.for_each(cancel);
   }
 }
 
@@ -270,89 +232,62 @@ void Engine::drop_ended() {
       const std::lock_guard lock(mutex_);
       ++status_.failed;
     }
-    if (sequence.finished()) release(sequence);
+    if (sequence.finished()) lanes_.give_back(sequence);
     return sequence.finished();
   };
   std::erase_if(active_, [&](const std::unique_ptr<Sequence>& sequence) { return end(*sequence); });
-  std::erase_if(queue_, [&](const std::unique_ptr<Sequence>& sequence) { return end(*sequence); });
+  queue_.erase_if(end);
 }
 
-void Engine::release(Sequence& sequence) {
-  if (!sequence.slot.has_value()) return;
-  to_release_.push_back(*sequence.slot);
-  free_slots_.push_back(*sequence.slot);
-  pool_.give_back(sequence.pages);
-  sequence.slot.reset();
-  sequence.pages.clear();
+// Whether the same request's first choice is still reading the prompt that this one will find in the cache.
+bool Engine::waits_for_prompt(const Sequence& sequence) const {
+  if (!lanes_.cache().options().enabled || !sequence.context().request.cache || sequence.choice() == 0) return false;
+  return std::any_of(active_.begin(), active_.end(), [&](const std::unique_ptr<Sequence>& other) {
+    return other->context().id == sequence.context().id && other->filling() && !other->finished();
+  });
 }
 
-// First come, first served: a long request at the head is not overtaken, so it cannot starve.
+// Who waits gets lanes in order; only choices that wait for their own request's prompt are overtaken. A foreground
+// sequence that finds none takes those of background ones.
 void Engine::start_sequences() {
-  while (!queue_.empty() && !free_slots_.empty()) {
-    Sequence& next = *queue_.front();
-    std::vector<int32_t> pages = pool_.take(pages_for(next.context().request));
-    if (pages.empty()) break;
-    next.pages = std::move(pages);
-    next.slot = free_slots_.back();
-    free_slots_.pop_back();
-    next.replay();
-    active_.push_back(std::move(queue_.front()));
-    queue_.pop_front();
+  const auto later = [this](const Sequence& sequence) { return waits_for_prompt(sequence); };
+  while (Sequence* next = queue_.next(later)) {
+    if (!lanes_.take(*next) && !(make_room(*next) && lanes_.take(*next))) break;
+    active_.push_back(queue_.take(*next));
   }
 }
 
-bool Engine::mtp_in_use() const {
-  return model_.has_mtp && (options_.draft == DraftKind::kMtp || options_.draft == DraftKind::kAuto);
-}
-
-void Engine::build_round(Round* round) {
-  const bool mtp = mtp_in_use();
-  std::vector<Sequence*> decoding;
-  std::vector<Sequence*> filling;
-  for (const std::unique_ptr<Sequence>& sequence : active_) {
-    (sequence->filling() ? filling : decoding).push_back(sequence.get());
+// Background sequences give up lanes for `next`, the oldest first and no more than needed; none if all together would
+// not do.
+bool Engine::make_room(const Sequence& next) {
+  if (next.background()) return false;
+  std::vector<size_t> background;
+  int64_t pages = 0;
+  for (size_t i = 0; i < active_.size(); ++i) {
+    if (!active_[i]->background()) continue;
+    background.push_back(i);
+    pages += static_cast<int64_t>(active_[i]->pages.size());
   }
-  const auto add = [&](Sequence* sequence) -> SequencePlan& {
-    SequencePlan& plan = round->plan.sequences.emplace_back();
-    plan.slot = *sequence->slot;
-    round->sequences.push_back(sequence);
-    return plan;
-  };
-
-  // Prompt rows get what the verify windows leave of the rows and, beside decoding sequences, of the time budget.
-  int64_t budget = options_.max_batch_rows - static_cast<int64_t>(decoding.size());
-  if (!decoding.empty() && !filling.empty()) {
-    const double budget_ms = static_cast<double>(options_.round_budget.count()) / 1000.0;
-    int64_t fits = options_.prompt_chunk;
-    while (fits > 16 && policy_.costs().estimate(static_cast<size_t>(fits) + decoding.size()) > budget_ms) fits /= 2;
-    budget = std::min(budget, fits);
+  if (background.empty() || !lanes_.would_fit(next, static_cast<int64_t>(background.size()), pages)) return false;
+  std::sort(background.begin(), background.end(),
+            [this](size_t a, size_t b) { return active_[a]->came_before(*active_[b]); });
+  uint64_t preempted = 0;
+  for (const size_t index : background) {
+    if (lanes_.would_fit(next, 0, 0)) break;
+    lanes_.give_back(*active_[index]);
+    queue_.push_back_in(std::move(active_[index]));
+    ++preempted;
   }
-  std::vector<std::pair<Sequence*, int64_t>> fills;
-  int64_t prompt_rows = 0;
-  for (size_t i = 0; i < filling.size() && budget > 0; ++i) {
-    Sequence* sequence = filling[(next_fill_ + i) % filling.size()];
-    const int64_t rows =
-        std::min<int64_t>({budget, options_.prompt_chunk, static_cast<int64_t>(sequence->uncomputed())});
-    fills.emplace_back(sequence, rows);
-    prompt_rows += rows;
-    budget -= rows;
-  }
-  ++next_fill_;
-
-  std::vector<WidthRequest> requests;
-  for (Sequence* sequence : decoding) requests.push_back(sequence->width_request(mtp));
-  const std::vector<WidthChoice> choices = policy_.choose(requests, static_cast<size_t>(prompt_rows));
-  for (size_t i = 0; i < decoding.size(); ++i) decoding[i]->plan_window(choices[i], mtp, &add(decoding[i]));
-  for (const auto& [sequence, rows] : fills) {
-    sequence->plan_prompt(static_cast<uint64_t>(rows), mtp, &add(sequence));
-  }
-  round->plan.release = std::exchange(to_release_, {});
-  // A slot that was freed and taken again starts fresh, which clears it anyway.
+  std::erase(active_, nullptr);
+  const std::lock_guard lock(mutex_);
+  status_.preempted += preempted;
+  return true;
 }
 
 void Engine::run_round() {
-  Round round;
-  build_round(&round);
+  Round round = planner_.plan(active_);
+  // A slot that was freed and taken again starts fresh, which clears it anyway.
+  lanes_.order(&round.plan);
   const Clock::time_point start = Clock::now();
   absl::StatusOr<PassResult> result = link_.executor().execute(round.plan);
   if (!result.ok()) {
@@ -363,8 +298,12 @@ void Engine::run_round() {
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   uint32_t mtp_steps = 0;  // chained once for all sequences
   for (const SequencePlan& sequence : round.plan.sequences) mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
-  policy_.record_pass(round.plan.rows(), std::max(ms - mtp_steps * mtp_step_ms_, ms / 2));
+  if (round.prompt_rows == 0) {
+    policy_.record_pass(round.window_rows, std::max(ms - mtp_steps * mtp_step_ms_, ms / 2));
+  }
+  planner_.record(round, ms);
 
+  int ended = 0;
   // Each rank reports the wanted rows in the plan's order.
   std::vector<size_t> at(result->reports.size(), 0);
   for (size_t i = 0; i < round.sequences.size(); ++i) {
@@ -388,16 +327,23 @@ void Engine::run_round() {
     const uint64_t drafted = sequence.drafted();
     const uint64_t accepted = sequence.accepted();
     sequence.take(plan, drafts, rows, policy_);
+    lanes_.advanced(sequence);
     const std::lock_guard lock(mutex_);
     status_.reply_tokens += sequence.reply_tokens() - before;
     status_.drafted += sequence.drafted() - drafted;
     status_.accepted += sequence.accepted() - accepted;
     if (plan.certain > 1 || before == 0) status_.prompt_tokens += plan.certain;
-    if (sequence.finished()) ++status_.finished;
+    if (sequence.finished()) {
+      ++status_.finished;
+      ++ended;
+    }
   }
   const std::lock_guard lock(mutex_);
   last_step_ = Clock::now();
+  admission_.record_round(ms / 1000.0, round.prompt_rows, ended);
   ++status_.passes;
+  if (round.prompt_rows > 0) ++status_.prompt_passes;
+  status_.window_rows += round.window_rows;
   status_.pass_rows += round.plan.rows();
   status_.pass_seconds += ms / 1000.0;
 }
@@ -409,7 +355,7 @@ void Engine::ping_if_idle() {
   }
   PassPlan plan;
   plan.kind = PlanKind::kPing;
-  plan.release = std::exchange(to_release_, {});
+  lanes_.order(&plan);
   const absl::StatusOr<PassResult> result = link_.executor().execute(std::move(plan));
   if (!result.ok()) {
     fail_round(result.status());
@@ -429,18 +375,25 @@ void Engine::fail_round(const absl::Status& why) {
   }
   down_ = why;
   down_since_ = Clock::now();
-  for (const std::unique_ptr<Sequence>& sequence : active_) sequence->replay();
-  to_release_.clear();  // regrouped ranks start with empty slots
+  // Regrouped ranks start with nothing. Pages that sequences shared are not computed twice into one place: all wait for
+  // lanes again, in the order they had.
+  lanes_.lost(active_);
+  parked_ += active_.size();
+  for (std::unique_ptr<Sequence>& sequence : active_) {
+    sequence->replay();
+    queue_.push_back_in(std::move(sequence));
+  }
+  active_.clear();
 }
 
 void Engine::wait_for_ranks() {
   const absl::Status status = link_.try_regroup();
   if (status.ok()) {
     const double seconds = std::chrono::duration<double>(Clock::now() - down_since_).count();
-    spdlog::info("all ranks are back after {:.1f} s; {} replies go on", seconds, active_.size());
+    spdlog::info("all ranks are back after {:.1f} s; {} replies go on", seconds, parked_);
     down_ = absl::OkStatus();
     const std::lock_guard lock(mutex_);
-    status_.parked += active_.size();
+    status_.parked += std::exchange(parked_, 0u);
     return;
   }
   if (Clock::now() - down_since_ >= options_.park_deadline) {
@@ -451,7 +404,7 @@ void Engine::wait_for_ranks() {
 void Engine::finish_active(const ApiError& error) {
   for (const std::unique_ptr<Sequence>& sequence : active_) {
     sequence->finish(FinishReason::kError, error);
-    release(*sequence);
+    lanes_.give_back(*sequence);
   }
   const std::lock_guard lock(mutex_);
   status_.failed += active_.size();
@@ -460,11 +413,8 @@ void Engine::finish_active(const ApiError& error) {
 
 void Engine::finish_all(const ApiError& error) {
   finish_active(error);
-  uint64_t failed = 0;
-  for (const std::unique_ptr<Sequence>& sequence : queue_) {
-    sequence->finish(FinishReason::kError, error);
-    ++failed;
-  }
+  uint64_t failed = queue_.size();
+  queue_.for_each([&](Sequence& sequence) { sequence.finish(FinishReason::kError, error); });
   queue_.clear();
   const std::lock_guard lock(mutex_);
   for (const std::unique_ptr<Sequence>& sequence : incoming_) {

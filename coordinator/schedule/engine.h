@@ -22,8 +22,12 @@
 
 #include "coordinator/api/generation.h"
 #include "coordinator/draft/width_policy.h"
-#include "coordinator/schedule/page_pool.h"
+#include "coordinator/schedule/admission.h"
+#include "coordinator/schedule/engine_types.h"
+#include "coordinator/schedule/lanes.h"
+#include "coordinator/schedule/round_planner.h"
 #include "coordinator/schedule/sequence.h"
+#include "coordinator/schedule/waiting_line.h"
 #include "transport/pass/executor.h"
 
 namespace tensorfold {
@@ -39,58 +43,6 @@ class ClusterLink {
   /// After a failed pass: OK once all ranks are back with empty state, else Unavailable naming who is missing. Returns
   /// within about a tenth of a second.
   virtual absl::Status try_regroup() = 0;
-};
-
-struct EngineOptions {
-  int max_sequences = 8;                           // lanes
-  int max_batch_rows = 512;                        // rows a pass
-  int prompt_chunk = 256;                          // prompt rows of one sequence in a pass
-  int queue_limit = 64;                            // sequences that wait for a lane
-  int64_t queue_tokens = 0;                        // prompt tokens that wait; 0: no limit
-  int64_t pages = 256;                             // KV pages of every rank
-  std::chrono::microseconds round_budget{100000};  // prompt rows that fit beside decoding sequences
-  std::chrono::microseconds park_deadline{60000000};
-  std::chrono::milliseconds ping_interval{
-      2000};  // an idle world runs an empty pass so often: ready means a recent step
-  DraftKind draft = DraftKind::kAuto;
-  CopyOptions copy;
-  WidthOptions width;
-  int64_t seed_salt = 0;
-};
-
-struct EngineModel {
-  uint32_t context = 0;  // tokens
-  uint32_t vocabulary = 0;
-  bool has_mtp = false;
-  std::vector<uint32_t> end_ids;
-  const Tokenizer* tokenizer = nullptr;  // outlives the engine; null: events carry no text
-};
-
-/// A consistent look at the engine.
-struct EngineStatus {
-  bool up = true;  // passes run
-  bool draining = false;
-  std::string down_reason;  // why not up: names the rank
-  int active = 0;           // sequences with a lane
-  int queued = 0;
-  int64_t queued_tokens = 0;
-  int64_t pages = 0;
-  int64_t free_pages = 0;
-  double seconds_since_step = 0;
-  // Counters since the start.
-  uint64_t passes = 0;
-  uint64_t pass_rows = 0;
-  double pass_seconds = 0;
-  uint64_t requests = 0;
-  uint64_t rejected = 0;
-  uint64_t finished = 0;
-  uint64_t cancelled = 0;
-  uint64_t failed = 0;
-  uint64_t prompt_tokens = 0;
-  uint64_t reply_tokens = 0;
-  uint64_t drafted = 0;
-  uint64_t accepted = 0;
-  uint64_t parked = 0;  // sequences replayed after a rank was lost
 };
 
 class Engine {
@@ -121,23 +73,19 @@ class Engine {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Round;
 
   void run();
   void take_commands(bool wait);
   void start_sequences();
+  bool waits_for_prompt(const Sequence& sequence) const;
+  bool make_room(const Sequence& next);
   void drop_ended();
-  void build_round(Round* round);
   void run_round();
-  absl::StatusOr<double> timed_window(uint32_t width, uint32_t mtp_steps, uint64_t* position);
   void ping_if_idle();
-  void release(Sequence& sequence);
   void fail_round(const absl::Status& why);
   void wait_for_ranks();
   void finish_active(const ApiError& error);  // what has a lane
   void finish_all(const ApiError& error);     // and what waits for one
-  bool mtp_in_use() const;
-  int64_t pages_for(const GenerationRequest& request) const;
   void publish();
 
   ClusterLink& link_;
@@ -154,19 +102,17 @@ class Engine {
   Clock::time_point last_step_;
   bool stopping_ = false;
   uint64_t next_id_ = 1;
-  int waiting_ = 0;  // sequences admitted and without a lane
-  int64_t waiting_tokens_ = 0;
+  Admission admission_;
 
   // The scheduler thread's own.
-  std::deque<std::unique_ptr<Sequence>> queue_;
+  WaitingLine queue_;
   std::vector<std::unique_ptr<Sequence>> active_;
-  std::vector<uint32_t> free_slots_;
-  std::vector<uint32_t> to_release_;
-  PagePool pool_;
+  Lanes lanes_;
   WidthPolicy policy_;
+  RoundPlanner planner_;
   double mtp_step_ms_ = 0;  // measured by warm_up()
-  size_t next_fill_ = 0;    // whose prompt goes first, in turn
   int failures_ = 0;        // passes that failed in a row
+  uint64_t parked_ = 0;     // sequences that wait for the ranks
   absl::Status down_;       // not OK while ranks are missing
   Clock::time_point down_since_;
   std::thread thread_;

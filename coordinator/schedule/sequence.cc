@@ -1,5 +1,7 @@
 #include "coordinator/schedule/sequence.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
 #include "coordinator/sampling/identity.h"
@@ -7,6 +9,8 @@
 
 namespace tensorfold {
 namespace {
+
+constexpr std::chrono::seconds kLogInterval{5};
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -30,7 +34,9 @@ Sequence::Sequence(std::shared_ptr<RequestContext> context, uint32_t choice, Dra
       tokens_(context_->request.prompt),
       counts_(context_->request.prompt),
       drafter_(make_drafter(kind_, copy)),
-      stop_(context_->request.stop) {
+      stop_(context_->request.stop),
+      progress_(context_->progress_interval),
+      log_progress_(kLogInterval) {
   sampling_.seed = choice_seed(context_->seed, choice);
   if (tokenizer != nullptr) decoder_ = std::make_unique<StreamDecoder>(*tokenizer, /*skip_special=*/true);
   stats_.prompt_tokens = static_cast<uint32_t>(tokens_.size());
@@ -41,17 +47,32 @@ void Sequence::want(SequencePlan* plan, uint32_t row) const {
   plan->wants.push_back({row, needs.full_row ? kFullRow : needs.top_n});
 }
 
-void Sequence::plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan) {
-  plan->fresh = fresh;
-  plan->use_mtp = use_mtp && kind_ != DraftKind::kNone && kind_ != DraftKind::kCopy;
+void Sequence::begin_plan(bool use_mtp, SequencePlan* plan) const {
+  plan->use_mtp = use_mtp && drafts_with_mtp();
   plan->first_position = computed_;
   plan->accepted = accepted_;
+}
+
+// The pages that the plan's rows reach and the ranks do not know yet: a plan stays small, however long the prompt.
+void Sequence::add_pages(SequencePlan* plan) {
+  const uint64_t end = plan->first_position + plan->tokens.size() + plan->mtp_steps;
+  const size_t needed = std::min<size_t>(pages.size(), static_cast<size_t>((end + kPageSize - 1) / kPageSize));
+  for (; pages_told_ < needed; ++pages_told_) plan->new_pages.push_back(pages[pages_told_]);
+}
+
+void Sequence::plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan) {
+  begin_plan(use_mtp, plan);
+  plan->fresh = fresh;
+  if (fresh) plan->snapshot = snapshot_;
   for (uint64_t i = 0; i < rows; ++i) plan->tokens.push_back(static_cast<int32_t>(tokens_[computed_ + i]));
   plan->certain = static_cast<uint32_t>(rows);
-  if (fresh) plan->new_pages = pages;
+  add_pages(plan);
   // The last known token's row gives the next token.
   if (computed_ + rows == tokens_.size()) want(plan, static_cast<uint32_t>(rows) - 1);
   window_ = {};
+  in_window_ = false;
+  // Indexed piece by piece: all at the first window would hold up everybody's round after a long prompt.
+  drafter_->observe(std::span(tokens_).first(computed_ + rows));
 }
 
 WidthRequest Sequence::width_request(bool mtp_available) {
@@ -73,12 +94,11 @@ WidthRequest Sequence::width_request(bool mtp_available) {
 }
 
 void Sequence::plan_window(const WidthChoice& choice, bool use_mtp, SequencePlan* plan) {
-  plan->use_mtp = use_mtp && kind_ != DraftKind::kNone && kind_ != DraftKind::kCopy;
-  plan->first_position = computed_;
-  plan->accepted = accepted_;
+  begin_plan(use_mtp, plan);
   plan->tokens.push_back(static_cast<int32_t>(tokens_.back()));
   plan->certain = 1;
   window_ = choice;
+  in_window_ = true;
   window_match_ = proposal_.match;
   if (choice.kind == DraftKind::kMtp) {
     plan->mtp_steps = choice.drafts;
@@ -87,6 +107,7 @@ void Sequence::plan_window(const WidthChoice& choice, bool use_mtp, SequencePlan
     window_.drafts = static_cast<uint32_t>(count);
     for (size_t i = 0; i < count; ++i) plan->tokens.push_back(static_cast<int32_t>(proposal_.ids[i]));
   }
+  add_pages(plan);
   for (uint32_t row = 0; row <= window_.drafts; ++row) want(plan, row);
 }
 
@@ -153,10 +174,10 @@ void Sequence::take(const SequencePlan& plan, const std::vector<int32_t>& drafts
   fresh = false;
   computed_ = plan.first_position + plan.certain;
   accepted_ = 0;
-  if (plan.wants.empty()) return;
+  if (plan.wants.empty()) return read_on();
   std::vector<int32_t> window(plan.tokens.begin() + plan.certain, plan.tokens.end());
   window.insert(window.end(), drafts.begin(), drafts.end());
-  const bool decoding = started_ && plan.certain == 1;
+  const bool decoding = started_ && in_window_;
   TokenEvent event;
   event.choice = choice_;
   bool goes_on = true;
@@ -200,6 +221,22 @@ void Sequence::take(const SequencePlan& plan, const std::vector<int32_t>& drafts
   }
 }
 
+void Sequence::read_on() {
+  // The copy drafter's index grows with the prompt, so that no round has to index all of it at once.
+  drafter_->observe(std::span(tokens_).first(computed_));
+  const Clock::time_point now = Clock::now();
+  const GenerationRequest& request = context_->request;
+  if (const auto event = log_progress_.after_pass(now, computed_, tokens_.size())) {
+    spdlog::info("{}: read {} of {} prompt tokens, {:.0f} a second, {:.0f} s left", request.id, event->read,
+                 event->total, event->tokens_per_s, event->seconds_left);
+  }
+  if (!request.progress || started_) return;  // a reply that has begun is not read by its client
+  if (auto event = progress_.after_pass(now, computed_, tokens_.size())) {
+    event->choice = choice_;
+    context_->sink(*event);
+  }
+}
+
 void Sequence::finish(FinishReason reason, std::optional<ApiError> error) {
   if (finished_) return;
   finished_ = true;
@@ -218,11 +255,18 @@ void Sequence::finish(FinishReason reason, std::optional<ApiError> error) {
   context_->sink(std::move(event));
 }
 
-void Sequence::replay() {
-  computed_ = 0;
-  accepted_ = 0;
+void Sequence::start_at(uint64_t position, uint32_t accepted, uint32_t snapshot) {
+  computed_ = position;
+  accepted_ = accepted;
+  snapshot_ = snapshot;
+  fill_end_ = tokens_.size();
   fresh = true;
   window_ = {};
+  if (!started_) {
+    stats_.cached_tokens = static_cast<uint32_t>(std::min<uint64_t>(position, context_->request.prompt.size()));
+  }
+  in_window_ = false;
+  pages_told_ = 0;
 }
 
 }  // namespace tensorfold

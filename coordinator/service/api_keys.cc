@@ -35,8 +35,8 @@ absl::StatusOr<ApiKeys> ApiKeys::parse(const std::vector<std::string>& hashes) {
   return keys;
 }
 
-bool ApiKeys::allows(std::string_view authorization) const {
-  if (!required()) return true;
+bool ApiKeys::holds(std::string_view authorization) const {
+  if (hashes_.empty()) return false;
   constexpr std::string_view kScheme = "bearer ";
   if (authorization.size() <= kScheme.size()) return false;
   const bool bearer = std::equal(kScheme.begin(), kScheme.end(), authorization.begin(), [](char want, char found) {

@@ -50,12 +50,33 @@ void engine_families(const EngineStatus& status, std::vector<MetricFamily>* out)
   gauge("draining", "1 while the server is shutting down.", status.draining ? 1 : 0);
   gauge("sequences_running", "Sequences that have a lane.", status.active);
   gauge("sequences_queued", "Sequences that wait for a lane.", status.queued);
+  gauge("background_sequences_running", "Of those with a lane, the background ones.", status.active_background);
+  gauge("background_sequences_queued", "Of those that wait, the background ones.", status.queued_background);
+  gauge("round_budget_seconds", "Time that a round should take while prompts are read beside replies.",
+        status.round_budget_seconds);
   gauge("queued_prompt_tokens", "Prompt tokens of the sequences that wait.", number(status.queued_tokens));
   gauge("kv_pages", "KV cache pages of every rank.", number(status.pages));
-  gauge("kv_pages_free", "KV cache pages that are free.", number(status.free_pages));
+  gauge("kv_pages_free", "KV cache pages that a request can have: free, or held only by the prefix cache.",
+        number(status.free_pages));
+  gauge("cache_pages", "Pages that the prefix cache holds, those included that running sequences share.",
+        number(status.cached_pages));
+  gauge("cache_snapshots", "Snapshots of recurrent states that the prefix cache holds.", number(status.snapshots));
+  counter("cache_hits_total", "Sequences that started from a cached prefix.", number(status.cache.hits));
+  counter("cache_hit_tokens_total", "Tokens that they did not compute again.", number(status.cache.hit_tokens));
+  counter("cache_misses_total", "Sequences that might have used the cache and found nothing in it.",
+          number(status.cache.misses));
+  counter("cache_evicted_pages_total", "Cached pages forgotten to make room for sequences.",
+          number(status.cache.evicted_pages));
+  counter("cache_evicted_snapshots_total", "Snapshots forgotten to make room for others, or with their pages.",
+          number(status.cache.evicted_snapshots));
+  counter("cache_refusals_total",
+          "Snapshots that were not taken and prefixes that were not used because memory did not suffice.",
+          number(status.cache.refusals));
   gauge("seconds_since_step", "Age of the last pass that every rank completed.", status.seconds_since_step);
   counter("passes_total", "Passes that every rank completed.", number(status.passes));
   counter("pass_rows_total", "Rows of those passes: prompt rows and rows of verify windows.", number(status.pass_rows));
+  counter("window_rows_total", "Of those, rows of verify windows.", number(status.window_rows));
+  counter("prompt_passes_total", "Passes that read prompt rows.", number(status.prompt_passes));
   counter("pass_seconds_total", "Time spent in passes.", status.pass_seconds);
   counter("engine_requests_total", "Requests that the scheduler admitted.", number(status.requests));
   counter("engine_rejected_total", "Requests that it refused before any work: queue full, cluster down, draining.",
@@ -67,6 +88,9 @@ void engine_families(const EngineStatus& status, std::vector<MetricFamily>* out)
   counter("engine_reply_tokens_total", "Reply tokens made.", number(status.reply_tokens));
   counter("drafted_tokens_total", "Tokens drafted.", number(status.drafted));
   counter("accepted_tokens_total", "Drafted tokens that the model agreed with.", number(status.accepted));
+  counter("sequences_preempted_total",
+          "Times that a background sequence gave its lane and pages to a foreground one, to go on later.",
+          number(status.preempted));
   counter("sequences_replayed_total", "Sequences computed again after a rank was lost.", number(status.parked));
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <openssl/rand.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/json.hpp>
 #include <utility>
@@ -63,11 +64,14 @@ absl::StatusOr<std::unique_ptr<ModelService>> ModelService::create(Engine& engin
   if (options.names.empty()) return absl::InvalidArgumentError("a served model needs a name");
   absl::StatusOr<ApiKeys> keys = ApiKeys::parse(options.api_key_hashes);
   if (!keys.ok()) return keys.status();
-  return std::unique_ptr<ModelService>(new ModelService(engine, tokenizer, chat, std::move(options), *std::move(keys)));
+  absl::StatusOr<ApiKeys> background = ApiKeys::parse(options.background_key_hashes);
+  if (!background.ok()) return background.status();
+  return std::unique_ptr<ModelService>(
+      new ModelService(engine, tokenizer, chat, std::move(options), *std::move(keys), *std::move(background)));
 }
 
 ModelService::ModelService(Engine& engine, const Tokenizer& tokenizer, const ChatTemplate* chat,
-                           ModelServiceOptions options, ApiKeys keys)
+                           ModelServiceOptions options, ApiKeys keys, ApiKeys background_keys)
     : engine_(engine),
       tokenizer_(tokenizer),
       chat_(chat),
@@ -81,6 +85,7 @@ ModelService::ModelService(Engine& engine, const Tokenizer& tokenizer, const Cha
         return std::move(options);
       }()),
       keys_(std::move(keys)),
+      background_keys_(std::move(background_keys)),
       started_(std::chrono::steady_clock::now()),
       workers_(std::make_unique<WorkerPool>(options_.workers)) {
   for (const std::string& name : options_.names) {
@@ -93,9 +98,14 @@ GenerationBounds ModelService::bounds() const {
       .context = engine_.model().context, .vocabulary = engine_.model().vocabulary, .max_tokens = options_.max_tokens};
 }
 
-void ModelService::set_deadline(GenerationRequest* request) const {
+// What the profile says of all requests, and of those for `model`.
+void ModelService::apply_profile(const std::string& model, GenerationRequest* request) const {
   if (options_.request_timeout.count() > 0) {
     request->deadline = std::chrono::steady_clock::now() + options_.request_timeout;
+  }
+  const std::vector<std::string>& names = options_.background_names;
+  if (std::find(names.begin(), names.end(), reply_model(model)) != names.end()) {
+    request->priority = Priority::kBackground;
   }
 }
 
@@ -140,10 +150,10 @@ ApiOr<PreparedChat> ModelService::prepare_chat(const ChatRequest& request, std::
   if (!generation.ok()) return generation.error();
   PreparedChat out;
   out.request = std::move(*generation);
-  set_deadline(&out.request);
+  apply_profile(request.model, &out.request);
   out.parser.format = chat_->reply_format();
   // A client that sent no tools expects text; what looks like a call is text then.
-  out.parser.format.tool_calls = out.parser.format.tool_calls && !tools.empty();
+  if (tools.empty()) out.parser.format.tools = ToolSyntax::kNone;
   out.parser.starts_in_reasoning = out.parser.format.reasoning && rendered->opens_reasoning();
   if (!tools.empty()) out.parser.tools = tools;
   return out;
@@ -169,7 +179,7 @@ ApiOr<std::vector<GenerationRequest>> ModelService::prepare_completion(const Com
       if (error.param == "messages") error.param = "prompt";  // the context's error is made for chats
       return error;
     }
-    set_deadline(&*generation);
+    apply_profile(request.model, &*generation);
     out.push_back(std::move(*generation));
   }
   return out;

@@ -48,7 +48,10 @@ struct ModelServiceOptions {
   uint32_t max_tokens = 0;                       // of a reply that names none; 0: what the context leaves
   std::chrono::milliseconds request_timeout{0};  // 0: none
   std::vector<std::string> api_key_hashes;       // SHA-256 in hex; none: everybody is served
-  int workers = 2;                               // threads of workers()
+  // Requests with one of these keys (hashes as above), or for one of these names, are background whatever they say.
+  std::vector<std::string> background_key_hashes;
+  std::vector<std::string> background_names;
+  int workers = 2;  // threads of workers()
   // "Recent" in "ready means a recent step on every rank". Longer than the longest pass and the engine's ping interval.
   std::chrono::milliseconds recent_step{30000};
   // The cluster's part of readiness(). Called from several threads; must not wait. Empty: a world without ranks to
@@ -91,6 +94,9 @@ class ModelService {
   bool keys_required() const { return keys_.required(); }
   bool authorized(std::string_view authorization) const { return keys_.allows(authorization); }
 
+  /// Whether the profile makes requests with this Authorization value background.
+  bool background_key(std::string_view authorization) const { return background_keys_.holds(authorization); }
+
   /// "chatcmpl-" and 24 characters: unlike any other of this server, and not guessable.
   std::string new_id(std::string_view prefix) const;
 
@@ -103,10 +109,10 @@ class ModelService {
 
  private:
   ModelService(Engine& engine, const Tokenizer& tokenizer, const ChatTemplate* chat, ModelServiceOptions options,
-               ApiKeys keys);
+               ApiKeys keys, ApiKeys background_keys);
 
   GenerationBounds bounds() const;
-  void set_deadline(GenerationRequest* request) const;
+  void apply_profile(const std::string& model, GenerationRequest* request) const;
   ApiOr<Rendered> render(const std::vector<ChatMessage>& messages, const boost::json::array& tools,
                          const boost::json::object& variables, bool add_generation_prompt) const;
   ApiOr<std::vector<uint32_t>> encode(const Rendered& rendered) const;
@@ -118,6 +124,7 @@ class ModelService {
   const ChatTemplate* chat_;
   const ModelServiceOptions options_;
   const ApiKeys keys_;
+  const ApiKeys background_keys_;
   std::vector<ServedModel> models_;
   std::chrono::steady_clock::time_point started_;
   std::unique_ptr<WorkerPool> workers_;

@@ -56,11 +56,6 @@ void CpuRecurrentState::load(std::span<const std::byte> from) {
   std::memcpy(memory_.data(), from.data() + sizeof(kept), static_cast<size_t>(memory_.size()));
 }
 
-std::unique_ptr<RecurrentState> CpuOps::make_recurrent_state(const StateShape& shape) {
-  return std::visit(
-      [](const auto& s) -> std::unique_ptr<RecurrentState> { return std::make_unique<CpuRecurrentState>(s); }, shape);
-}
-
 // One pass's rows, group after group: first the group's replayed rows, then its own.
 struct CpuOps::DeltaRun {
   struct Row {

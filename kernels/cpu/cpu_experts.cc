@@ -10,9 +10,9 @@ namespace {
 class CpuExperts : public ExpertWeights {
  public:
   struct Expert {
-    std::unique_ptr<CpuWeight> gate_up;            // [2 * columns, hidden]: gate over up
+    std::unique_ptr<CpuWeight> gate_up;            // [2 * columns, hidden]: gate over up; or [columns, hidden]: up
     std::vector<std::unique_ptr<CpuWeight>> down;  // one [hidden, slice columns] a slice
-    int64_t columns() const { return gate_up->out_features() / 2; }
+    int64_t columns = 0;
   };
 
   int64_t count() const override { return static_cast<int64_t>(all.size()); }
@@ -27,6 +27,7 @@ class CpuExperts : public ExpertWeights {
 
   std::vector<Expert> all;
   int64_t widest = 0;  // columns
+  bool gated = true;
 
  private:
   template <typename Value>
@@ -53,17 +54,19 @@ bool chosen_before(const Candidate& a, const Candidate& b) {
 std::unique_ptr<ExpertWeights> CpuOps::pack_experts(std::span<const ExpertSource> experts) {
   kernel_check(!experts.empty(), "pack_experts: no experts");
   auto packed = std::make_unique<CpuExperts>();
+  packed->gated = experts.front().gate.rows > 0;
   for (const ExpertSource& source : experts) {
     CpuExperts::Expert& expert = packed->all.emplace_back();
     const MatrixSource gate_up[] = {source.gate, source.up};
-    expert.gate_up = pack_weight(gate_up, &weights_, pool_.get());
+    expert.gate_up = pack_weight(std::span(gate_up).subspan(packed->gated ? 0 : 1), &weights_, pool_.get());
     int64_t columns = 0;
     for (const MatrixSource& down : source.down) {
       expert.down.push_back(pack_weight({&down, 1}, &weights_, pool_.get()));
       columns += down.cols;
-      kernel_check(down.rows == source.gate.cols, "pack_experts: gate and down differ in the hidden size");
+      kernel_check(down.rows == source.up.cols, "pack_experts: up and down differ in the hidden size");
     }
-    kernel_check(source.gate.rows == source.up.rows && source.gate.rows == columns &&
+    expert.columns = columns;
+    kernel_check(source.gate.rows == (packed->gated ? columns : 0) && source.up.rows == columns &&
                      expert.down.size() == packed->all.front().down.size() &&
                      expert.gate_up->in_features() == packed->hidden(),
                  "pack_experts: shapes differ");
@@ -180,11 +183,12 @@ struct CpuOps::ExpertGroups {
   }
 };
 
-// inner[place] = silu(gate x) * (up x).
+// inner[place] = silu(gate x) * (up x), or relu(up x)^2.
 void CpuOps::expert_inner(const ExpertsArgs& args, const ExpertGroups& groups, Tensor inner) {
   const CpuExperts& set = cpu_experts(args);
   const ScratchScope scope(*this);
-  const Tensor gathered = scratch(inner.rows, args.x.cols), gate_up = scratch(inner.rows, 2 * set.widest);
+  const Tensor gathered = scratch(inner.rows, args.x.cols),
+               gate_up = scratch(inner.rows, (set.gated ? 2 : 1) * set.widest);
   std::vector<MatmulJob> jobs;
   for (const ExpertGroups::Group& group : groups.groups) {
     const CpuExperts::Expert& expert = set.all[static_cast<size_t>(group.expert)];
@@ -196,18 +200,20 @@ void CpuOps::expert_inner(const ExpertsArgs& args, const ExpertGroups& groups, T
                   std::span(groups.row_of).subspan(static_cast<size_t>(group.first), static_cast<size_t>(group.places)),
                   x);
     }
-    jobs.push_back(
-        {expert.gate_up.get(), x, gate_up.row_range(group.first, group.places).columns(0, 2 * expert.columns())});
+    jobs.push_back({expert.gate_up.get(), x,
+                    gate_up.row_range(group.first, group.places).columns(0, expert.gate_up->out_features())});
   }
   matmul_many(jobs);
   pool_->parallel_for(
       inner.rows, std::max<int64_t>(1, kPieceElements / 4 / set.widest), [&](int64_t begin, int64_t end, int) {
         for (int64_t place = begin; place < end; ++place) {
           const auto& group = groups.groups[static_cast<size_t>(groups.group_of[static_cast<size_t>(place)])];
-          const int64_t columns = set.all[static_cast<size_t>(group.expert)].columns();
+          const int64_t columns = set.all[static_cast<size_t>(group.expert)].columns;
           const float* gate = gate_up.data + place * gate_up.stride;
           float* out = inner.data + place * inner.stride;
-          if (args.limit > 0.0f) {
+          if (!set.gated) {
+            kernels_->relu_squared(gate, out, columns);
+          } else if (args.limit > 0.0f) {
             kernels_->silu_mul_limited(gate, gate + columns, args.limit, out, columns);
           } else {
             kernels_->silu_mul(gate, gate + columns, out, columns);

@@ -224,6 +224,12 @@ void CpuOps::silu_mul(Tensor gate_up, Tensor out) {
   });
 }
 
+void CpuOps::relu_squared(Tensor x) {
+  for_pieces(x.rows, x.cols, [&](int64_t r, int64_t c, int64_t n) {
+    float* at = x.data + r * x.stride + c;
+    kernels_->relu_squared(at, at, n);
+  });
+}
 void CpuOps::sigmoid_mul(Tensor x, Tensor gate) {
   kernel_check(x.rows == gate.rows && x.cols == gate.cols, "sigmoid_mul: shapes differ");
   for_pieces(x.rows, x.cols, [&](int64_t r, int64_t c, int64_t n) {

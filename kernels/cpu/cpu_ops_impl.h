@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/cpu_states.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/thread_pool.h"
@@ -126,6 +127,7 @@ class CpuOps : public Ops {
   void add_many(std::span<const AddJob> jobs) override;
   void silu_mul(Tensor gate_up, Tensor out) override;
   void sigmoid_mul(Tensor x, Tensor gate) override;
+  void relu_squared(Tensor x) override;
   void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override;
   bool supports_experts() const override { return true; }
   std::unique_ptr<ExpertWeights> pack_experts(std::span<const ExpertSource> experts) override;
@@ -136,6 +138,7 @@ class CpuOps : public Ops {
 
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override;
   std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override;
+  bool supports_state(const StateShape&) const override { return true; }
   bool supports_row_caches() const override { return true; }
   std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override;
   void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;
@@ -151,11 +154,13 @@ class CpuOps : public Ops {
   void pool_rows(RowCache& cache, const PoolArgs& args) override;
   void select_rows(const RowCache& cache, const SelectArgs& args) override;
   void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override;
+  void mamba2(const Mamba2Args& args) override;
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
 
  private:
   struct AttentionPlan;
   struct DeltaRun;
+  struct Mamba2Run;
   struct ExpertGroups;
 
   // A piece of a product: some rows of its input times some panels of its weight.
@@ -180,6 +185,9 @@ class CpuOps : public Ops {
   void delta_heads(const DeltaNetArgs& args, const DeltaRun& run);
   void latent_item(const LatentAttentionArgs& args, int64_t r, int64_t first_head, int heads,
                    const std::vector<const float*>& list, float* memory);
+  Mamba2Run start_mamba2_run(const Mamba2Args& args);
+  void mamba2_inputs(const Mamba2Args& args, const Mamba2Run& run);
+  void mamba2_heads(const Mamba2Args& args, const Mamba2Run& run);
 
   const KernelTable* kernels_;
   std::shared_ptr<ThreadPool> pool_;

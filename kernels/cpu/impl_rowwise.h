@@ -52,6 +52,15 @@ inline void sigmoid_mul(float* x, const float* gate, int64_t n) {
   });
 }
 
+// max(x, 0)^2; NaN stays.
+inline void relu_squared(const float* x, float* out, int64_t n) {
+  for_lanes(n, [&](int64_t i, int64_t lanes) {
+    const Vec v = load_part(x + i, lanes);
+    const Vec kept = v_select(m_greater(v_zero(), v), v_zero(), v);
+    store_part(out + i, v_mul(kept, kept), lanes);
+  });
+}
+
 // exp(x - max) / sum: lane l adds elements 16 i + l in ascending order, then the fixed fold. The maximum has no order.
 inline void softmax(const float* x, int64_t n, float* out) {
   float most = x[0];

@@ -29,6 +29,7 @@ inline constexpr int64_t kPrefetchBytes = 8192;  // how far ahead packed weights
 #include "kernels/cpu/impl_attention.h"
 #include "kernels/cpu/impl_delta_net.h"
 #include "kernels/cpu/impl_latent.h"
+#include "kernels/cpu/impl_mamba2.h"
 // clang-format on
 
 namespace tensorfold::TF_ISA {
@@ -44,6 +45,7 @@ inline KernelTable make_table(const char* name) {
   t.add = add;
   t.silu_mul = silu_mul;
   t.sigmoid_mul = sigmoid_mul;
+  t.relu_squared = relu_squared;
   t.softmax = softmax;
   t.weighted_sum = weighted_sum;
   t.rope = rope;
@@ -62,6 +64,10 @@ inline KernelTable make_table(const char* name) {
   t.pool = pool;
   t.index_score = index_score;
   t.latent_split = latent_split;
+  t.mamba2_conv = mamba2_conv;
+  t.mamba2_steps = mamba2_steps;
+  t.mamba2_step = mamba2_step;
+  t.mamba2_output = mamba2_output;
   t.find_greater = find_greater;
   t.exp = exp_lanes;
   t.sigmoid = sigmoid_lanes;

@@ -71,6 +71,8 @@ struct KernelTable {
   void (*add)(const float* a, const float* b, float* out, int64_t n);
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
   void (*sigmoid_mul)(float* x, const float* gate, int64_t n);
+  // out = max(x, 0)^2.
+  void (*relu_squared)(const float* x, float* out, int64_t n);
   // A router's row: softmax(x), and out = sum over j of weights[j] * rows[j], ascending.
   void (*softmax)(const float* x, int64_t n, float* out);
   void (*weighted_sum)(const float* const* rows, const float* weights, int64_t count, int64_t n, float* out);
@@ -113,6 +115,18 @@ struct KernelTable {
   // sums; then out[h] = sum over j of scores * rows[j]. At most kLatentHeads heads.
   void (*latent_split)(const float* const* q, int heads, const float* const* rows, int64_t keys, int64_t width,
                        float scale, float* scores, float* max, float* sum, float* const* out);
+
+  // out = silu(sum over taps of weight[tap][c] * rows[tap][c], oldest tap first, + bias[c]); bias may be null.
+  void (*mamba2_conv)(const float* const* rows, const float* weight, int64_t weight_stride, int64_t taps,
+                      const float* bias, int64_t n, float* out);
+  // step = softplus(dt + dt_bias) within [least, most], decay = exp(-exp(a_log) * step).
+  void (*mamba2_steps)(const float* dt, const float* dt_bias, const float* a_log, float least, float most, int64_t n,
+                       float* step, float* decay);
+  // One token of one head; s [state][stride], x and y [dim].
+  void (*mamba2_step)(float* s, int64_t state, int64_t dim, int64_t stride, const float* x, const float* b,
+                      const float* c, float step, float decay, float d, float* y);
+  // y = rms(y * silu(z)) * norm of one group.
+  void (*mamba2_output)(const float* y, const float* z, const float* norm, int64_t n, float eps, float* out);
 
   // First index in [begin, end) with x > threshold, or end.
   int64_t (*find_greater)(const float* x, int64_t begin, int64_t end, float threshold);

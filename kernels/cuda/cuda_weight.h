@@ -11,7 +11,10 @@
 //            column 2 j at bit 4 j and column 2 j + 1 at bit 16 + 4 j, so that a shift and a mask make a pair.
 //   kAffine8 1,024 bytes: for each half 32 lanes x (8 codes of row g, 8 codes of row g + 8).
 //   affine, after the codes: for each set, for each g: scale and bias (bf16 each) of row g, of row g + 8. A set holds
-//            for 64 columns (1 a stage) or for 32 (2 a stage: quantisation groups of 32).
+//            for 64 columns (1 a stage) or for 32 (2 a stage: quantisation groups of 32). A scale is stored times
+//            2^133, which lets a code be multiplied as it is cut out of its word (matmul_format.cuh); that is exact
+//            below 2^-5. A matrix with a larger scale is kAffine4Wide or kAffine8Wide: the same with scales as they
+//            are, slower.
 // Values are bf16: bf16 as they are; f16 and f32 rounded to nearest even; affine is fma(scale, code, bias) in bf16, one
 // rounding of the exact value, when scales and biases are bf16. Codes of 2, 3, 5 and 6 bits are stored as 8. Affine
 // weights with other scales are dequantised when packing: fp32 fma, then rounded to bf16 (two roundings). A group of
@@ -27,15 +30,22 @@
 
 namespace tensorfold {
 
-enum class CudaWeightKind : uint8_t { kBf16, kAffine4, kAffine8 };
+enum class CudaWeightKind : uint8_t { kBf16, kAffine4, kAffine8, kAffine4Wide, kAffine8Wide };
 
 inline constexpr int kTileRows = 16;
 inline constexpr int kStageColumns = 64;
 
+/// Bits of a weight without its scales.
+__host__ __device__ constexpr int kept_bits(CudaWeightKind kind) {
+  if (kind == CudaWeightKind::kBf16) return 16;
+  return kind == CudaWeightKind::kAffine4 || kind == CudaWeightKind::kAffine4Wide ? 4 : 8;
+}
+__host__ __device__ constexpr bool has_wide_scales(CudaWeightKind kind) {
+  return kind == CudaWeightKind::kAffine4Wide || kind == CudaWeightKind::kAffine8Wide;
+}
 /// Bytes of a stage of a tile.
 __host__ __device__ constexpr int stage_bytes(CudaWeightKind kind, int sets) {
-  if (kind == CudaWeightKind::kBf16) return 2048;
-  return (kind == CudaWeightKind::kAffine4 ? 512 : 1024) + 64 * sets;
+  return 128 * kept_bits(kind) + 64 * sets;
 }
 /// Where in a stage a lane's piece is; `upper` means row g + 8.
 __host__ __device__ constexpr int bf16_offset(int half, int step, int lane) {
@@ -49,7 +59,7 @@ __host__ __device__ constexpr int affine8_offset(int half, int upper, int lane) 
 }
 /// Where the scale and bias (4 bytes) of a row of a set are.
 __host__ __device__ constexpr int scale_offset(CudaWeightKind kind, int sets, int set, int g, int upper) {
-  return (kind == CudaWeightKind::kAffine4 ? 512 : 1024) + g * 8 * sets + set * 8 + upper * 4;
+  return 128 * kept_bits(kind) + g * 8 * sets + set * 8 + upper * 4;
 }
 /// Bit of a 4-bit code in its word; i is the column within the lane's 8.
 __host__ __device__ constexpr int affine4_bit(int i) { return 4 * (i / 2) + 16 * (i % 2); }

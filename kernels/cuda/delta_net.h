@@ -9,10 +9,10 @@
 
 namespace tensorfold {
 
-/// State of one sequence in one layer, one block of device memory at data(), which stays where it is for life: S of
-/// every value head with its decay clock, the convolution's last inputs, and the inputs of the last window's tentative
-/// rows. No host-side state: kernels find all they need in it and in DeviceGroup, and a copy of its bytes is a copy of
-/// the state.
+/// State of one sequence in one layer, one block of device memory at data(), which stays where it is for life. For
+/// every value head: S, the last inputs of the convolution, and the inputs of the last window's tentative rows. No
+/// host-side state: kernels find all they need in it and in DeviceGroup, and a copy of its bytes is a copy of the
+/// state.
 class CudaRecurrentState : public RecurrentState {
  public:
   /// Null with cuda_failure() set if the device has no memory left, or with a sentence in `error` (if given, else in
@@ -25,7 +25,8 @@ class CudaRecurrentState : public RecurrentState {
 
 /// The gated delta net of a pass. Per group, in this order: the `accepted` replayed rows of the last window and the
 /// `certain` rows advance the committed state; the others (at most max_window) run on a copy and leave their inputs in
-/// the state. Three launches. Row starts of qkv and z must be 16-byte aligned (strides multiples of 4).
+/// the state. One launch for few rows, three for many, with the same bits. Row starts of qkv and z must be 16-byte
+/// aligned (strides multiples of 4).
 struct CudaDeltaNetArgs {
   const DeltaNetShape* shape = nullptr;
   int64_t layer = 0;                   // index into DeviceRows::states

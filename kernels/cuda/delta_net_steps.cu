@@ -1,617 +1,564 @@
-// The recurrence of the gated delta net, one step a row in position order.
+// The recurrence of the gated delta net, one step a row in position order, and all of the operation for few rows.
 //
 // S' = g S; r = S'^T k; d = (v - r) beta; S = S' + k d^T; y = S^T q.
 //
-// Multiplying S by g in each step would be a fourth of the work, so it is not done: the kernel holds U = S / G, where G
-// is the product of the decays, and three fused multiply-adds an element and step remain (update, y, next step's r).
-// The clock N = -log2 of the product of all decays since the sequence began is an integer with 40 fraction bits: sums
-// of integers have no order, so it is a function of the row's history alone, and a scan may compute it. G = 2^-(N mod
-// 64), in (2^-64, 1]; where N passes a multiple of 64 octaves U is multiplied by 2^-64 (exactly; by 0 if it passes more
-// than one). State blocks hold U and N.
+// Order of a step, the same for any number of rows, blocks and units a warp:
+//   a column's dk rows are cut into 8 segments j of rows {32 m + 4 j + e}, a lane each; m ascending, in it e ascending:
+//     p[m odd] = fma(k, S, p[m odd]);
+//   p = p[even] + p[odd]; segments are added by a butterfly over j ^ 4, j ^ 2, j ^ 1;
+//   d = fma(-g, p, v) * beta;
+//   S = fma(k, d, g * S); y[m odd] = fma(q, S, y[m odd]); y is added up like p.
 //
-// Order of a step, the same for any number of rows, chunks and units a warp:
-//   a column's dk rows are cut into 8 segments j of rows {32 m + 4 j + e}; per segment, e ascending, then m ascending:
-//     U = fma(k, d, U);  y[m odd] = fma(q, U, y[m odd]);  r[m odd] = fma(k of the next row, U, r[m odd])
-//   r: even + odd m, then the 8 segments as ((0+1)+(2+3))+((4+5)+(6+7)); y likewise, times G;
-//   d = fma(-beta * scale, r, v * (beta / G)), scale being 1 or the factor of this step's rescaling.
+// (r = g (S^T k) rather than (g S)^T k: the multiplications by g then need not wait, nor be waited for.)
 //
-// A block has 4 warps that step and 4 that feed them: those load k, q and v some chunks ahead, run the convolution of v
-// and the clock's scan, and add up and store the y of the chunk before. One barrier a chunk joins them. Warps that step
-// do nothing but loads from shared memory, multiply-adds and three shuffles a column.
-#include "kernels/cuda/activation.cuh"
-#include "kernels/cuda/delta_net_params.h"
+// A warp holds `Units` times 4 columns in registers. Prompts: a block has 16 columns of a value head; k, q and gates of
+// chunks of 8 steps come by asynchronous copies two chunks ahead; v's inputs come one more ahead, and each thread runs
+// the convolution of one step and column. One barrier a chunk. Few rows: a block has 16 warps, does the rows' own work
+// for 16 steps and then the steps; what is left (norm, gate, history) is done by the head's block, or by the last to
+// arrive where a head has several (a counter in the state, zero between passes).
+#include "kernels/cuda/delta_net_row.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
 namespace {
 
-constexpr int kStages = 3;  // chunks in flight
-constexpr int kThreads = 64 * kDeltaWarps;
-constexpr int kFeeders = 32 * kDeltaWarps;
+constexpr int kChunk = 8;   // steps between two barriers
+constexpr int kStages = 3;  // chunks in flight or in use
+constexpr int kWarps = 4;   // of a block for many rows
+constexpr int kColumns = 4 * kWarps;
+constexpr int kFewChunk = 16;
+constexpr int kFewWarps = 16;
 
-// Floats of each part of the dynamic shared memory, in order. All are multiples of 4.
-template <int DK, int Units, int Chunk>
-struct Shared {
-  static constexpr int kBlockUnits = kDeltaWarps * Units;
-  static constexpr int kKq = 0;                                            // [stage][step][q, next k][DK]
-  static constexpr int kKqFloats = Chunk * 2 * DK;                         // of a stage
-  static constexpr int kFirstK = kKq + kStages * kKqFloats;                // [DK]
-  static constexpr int kParts = kFirstK + DK;                              // [2][unit][step][column][segment]
-  static constexpr int kPartsFloats = kBlockUnits * Chunk * 32;            // of a buffer
-  static constexpr int kValues = kParts + 2 * kPartsFloats;                // [2][unit][step][column]{v beta/G, beta}
-  static constexpr int kValuesFloats = kBlockUnits * Chunk * 8;            // of a buffer
-  static constexpr int kDecay = kValues + 2 * kValuesFloats;               // [2][head][step]{G, beta/G, beta, scale}
-  static constexpr int kDecayFloats = kBlockUnits * Chunk * 4;             // of a buffer
-  static constexpr int kGates = kDecay + 2 * kDecayFloats;                 // [stage][head][step] DeltaGate
-  static constexpr int kGatesFloats = kBlockUnits * Chunk * 4;             // of a stage
-  static constexpr int kClock = kGates + kStages * kGatesFloats;           // uint64 [head]
-  static constexpr int kRescale = kClock + 2 * kBlockUnits;                // uint32 [2][head]: steps that rescale
-  static constexpr int kWeights = kRescale + 2 * kBlockUnits;              // [unit][tap][column]
-  static constexpr int kRaw = kWeights + kBlockUnits * 4 * kDeltaMaxTaps;  // [stage][unit][taps - 1 + step][column]
-  __host__ __device__ static constexpr int raw_floats(int taps) { return kBlockUnits * (Chunk + taps - 1) * 4; }
-  static constexpr int bytes(int taps) { return 4 * (kRaw + kStages * raw_floats(taps)); }
-};
-
-__device__ __forceinline__ void copy16(void* shared, const void* global) {
+template <int Bytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(global) : "memory");
+  }
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void copies_wait_all_but_one() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-__device__ __forceinline__ void feeders_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kFeeders) : "memory"); }
 
-__device__ __forceinline__ void store_release(int32_t* at, int32_t value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((127 + exponent) << 23); }
-
-// What all threads of a block know.
-struct Work {
-  DeviceGroup group;
-  int g;           // group
-  float* state;    // its state block
-  int first_unit;  // units [first_unit, first_unit + units) are the block's
-  int units;
-  int first_head;  // value head of the first unit
-  int heads;       // value heads the units touch
-  int unit_heads;  // units a head has
-  int k_head;
-  int count;   // steps
-  int commit;  // leading steps that advance the committed state
-};
-
-// The stepping warps' side: U, k and r of `Units` units in registers.
-template <int DK, int Units, int Chunk>
-struct Stepper {
-  using S = Shared<DK, Units, Chunk>;
+// A lane's share of `Units` times 4 columns of S.
+template <int DK, int Units>
+struct Columns {
   static constexpr int kM = DK / 32;
+  float s[Units][kM][4];
 
-  float* shared;
-  int lane, column, segment, part;
-  int unit0;  // in the block
-  float u[Units][kM][4];
-  float k[kM][4];
-  float r[Units];  // the lane's part of the next step's r
-
-  __device__ __forceinline__ Stepper(float* memory, int warp, int lane_index)
-      : shared(memory),
-        lane(lane_index),
-        column(delta_lane_column(lane_index)),
-        segment(delta_lane_segment(lane_index)),
-        part(delta_lane_column(lane_index) * 8 + delta_lane_segment(lane_index)),
-        unit0(warp * Units) {}
-
-  __device__ __forceinline__ static void load4(float (&to)[4], const float* from) {
-    const float4 x = *reinterpret_cast<const float4*>(from);
-    to[0] = x.x;
-    to[1] = x.y;
-    to[2] = x.z;
-    to[3] = x.w;
-  }
-
-  __device__ __forceinline__ void load_state(const Work& work) {
+  // `at`: S of the first column; units from `live` on are not there.
+  __device__ __forceinline__ void load(const float* at, int lane, int live) {
 #pragma unroll
-    for (int i = 0; i < Units; ++i) {
-      const float* from = work.state + static_cast<int64_t>(work.first_unit + unit0 + i) * kDeltaUnit * DK;
+    for (int u = 0; u < Units; ++u) {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        if (unit0 + i < work.units) {
-          load4(u[i][m], from + delta_lane_offset(lane, m, 0));
-        } else {
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (u < live) x = delta_load4(at + u * kDeltaUnit * DK + delta_lane_offset(DK, lane, m, 0));
+        s[u][m][0] = x.x;
+        s[u][m][1] = x.y;
+        s[u][m][2] = x.z;
+        s[u][m][3] = x.w;
+      }
+    }
+  }
+  __device__ __forceinline__ void store(float* at, int lane, int live) const {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) u[i][m][e] = 0.0f;
-        }
+    for (int u = 0; u < Units; ++u) {
+      if (u >= live) continue;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        *reinterpret_cast<float4*>(at + u * kDeltaUnit * DK + delta_lane_offset(DK, lane, m, 0)) =
+            make_float4(s[u][m][0], s[u][m][1], s[u][m][2], s[u][m][3]);
       }
     }
   }
 
-  __device__ __forceinline__ void store_state(const Work& work) const {
+  __device__ __forceinline__ static void load_rows(float (&to)[kM][4], const float* from, int lane) {
 #pragma unroll
-    for (int i = 0; i < Units; ++i) {
-      float* to = work.state + static_cast<int64_t>(work.first_unit + unit0 + i) * kDeltaUnit * DK;
-      if (unit0 + i >= work.units) continue;
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        *reinterpret_cast<float4*>(to + delta_lane_offset(lane, m, 0)) =
-            make_float4(u[i][m][0], u[i][m][1], u[i][m][2], u[i][m][3]);
-      }
+    for (int m = 0; m < kM; ++m) {
+      const float4 x = delta_load4(from + 32 * m + 4 * delta_lane_segment(lane));
+      to[m][0] = x.x;
+      to[m][1] = x.y;
+      to[m][2] = x.z;
+      to[m][3] = x.w;
     }
   }
 
-  __device__ __forceinline__ static float across_segments(float sum) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 4));
-    return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 8));
-  }
-
-  // The chains of even and odd m.
-  __device__ __forceinline__ static float both(const float (&sum)[2]) {
+  // The lane's part of S^T x of a unit.
+  __device__ __forceinline__ float dot(const float (&x)[kM][4], int u) const {
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sum[m & 1] = m < 2 && e == 0 ? __fmul_rn(x[m][e], s[u][m][e]) : __fmaf_rn(x[m][e], s[u][m][e], sum[m & 1]);
+      }
+    }
     return kM > 1 ? __fadd_rn(sum[0], sum[1]) : sum[0];
   }
 
-  // r of the first step, in the order in which pass() computes that of the next.
-  __device__ __forceinline__ void begin() {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) load4(k[m], shared + S::kFirstK + 32 * m + 4 * segment);
-#pragma unroll
-    for (int i = 0; i < Units; ++i) {
-      float sum[2];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          sum[m & 1] = m < 2 && e == 0 ? __fmul_rn(k[m][e], u[i][m][e]) : __fmaf_rn(k[m][e], u[i][m][e], sum[m & 1]);
-        }
-      }
-      r[i] = both(sum);
-    }
+  __device__ __forceinline__ static float across_segments(float sum) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 8));
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 4));
+    return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
   }
 
-  // What a step reads from shared memory, apart from v.
-  struct Rows {
-    float q[kM][4], next[kM][4];
-  };
-  __device__ __forceinline__ static void load_rows(Rows& rows, const float* kq, int s) {
+  // One step; y: the lane's parts. v: of the lane's column, units 4 apart.
+  __device__ __forceinline__ void step(const float* q_from, const float* k_from, const float* v, DeltaGate gate,
+                                       int lane, float (&y)[Units]) {
+    float k[kM][4], q[kM][4], d[Units];
+    load_rows(k, k_from, lane);
+    load_rows(q, q_from, lane);
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      load4(rows.q[m], kq + s * 2 * DK + 32 * m);
-      load4(rows.next[m], kq + s * 2 * DK + DK + 32 * m);
-    }
-  }
-  __device__ __forceinline__ void take_next(const Rows& rows) {
+    for (int u = 0; u < Units; ++u) d[u] = dot(k, u);
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+    for (int u = 0; u < Units; ++u) d[u] = across_segments(d[u]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) k[m][e] = rows.next[m][e];
-    }
-  }
-
-  // A step of one unit: U, the lane's parts of y (returned) and of the next r. `between` is called after the first and
-  // the third quarter with 0 and 1.
-  template <bool Rescale, typename Between>
-  __device__ __forceinline__ float pass(int i, const Rows& rows, float d, float scale, const Between& between) {
-    float y[2], sum[2];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    for (int u = 0; u < Units; ++u) {
+      d[u] = __fmul_rn(__fmaf_rn(-gate.decay, d[u], v[u * kDeltaUnit]), gate.beta);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        float& x = u[i][m][e];
-        x = __fmaf_rn(k[m][e], d, Rescale ? __fmul_rn(x, scale) : x);
-        y[m & 1] = m < 2 && e == 0 ? __fmul_rn(rows.q[m][e], x) : __fmaf_rn(rows.q[m][e], x, y[m & 1]);
-        sum[m & 1] = m < 2 && e == 0 ? __fmul_rn(rows.next[m][e], x) : __fmaf_rn(rows.next[m][e], x, sum[m & 1]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[u][m][e] = __fmaf_rn(k[m][e], d[u], __fmul_rn(gate.decay, s[u][m][e]));
       }
-      if (e % 2 == 0) between(e / 2);
-    }
-    r[i] = both(sum);
-    return both(y);
-  }
-
-  // Step `s` of the chunk. Rescale: multiplies by the steps' scale, which is 1 where the clock passes nothing.
-  template <bool Rescale>
-  __device__ __forceinline__ void step(const float* kq, const float* values, const float* const (&decay)[Units],
-                                       float* parts, int s) {
-    Rows rows;
-    load_rows(rows, kq, s);
-#pragma unroll
-    for (int i = 0; i < Units; ++i) {
-      const float2 v = *reinterpret_cast<const float2*>(values + i * Chunk * 8 + s * 8);
-      const float d = __fmaf_rn(-v.y, across_segments(r[i]), v.x);
-      const float scale = Rescale ? decay[i][s * 4 + 3] : 1.0f;
-      parts[(i * Chunk + s) * 32] = pass<Rescale>(i, rows, d, scale, [](int) {});
-    }
-    take_next(rows);
-  }
-
-  // 4 * fours steps without rescaling.
-  __device__ __forceinline__ void calm_steps(const float* kq, const float* values, const float* const (&decay)[Units],
-                                             float* parts, int s, int fours) {
-    if constexpr (Units == 3) {
-      // A unit's sum over the segments takes as long as the passes of the two others: it runs beneath them, one
-      // exchange in each half of a pass.
-      const auto exchange = [](float sum, int distance) { return __shfl_xor_sync(0xffffffffu, sum, distance); };
-      float whole = across_segments(r[0]);              // of the unit whose pass comes next
-      float half = __fadd_rn(r[1], exchange(r[1], 2));  // of the one after it
-      float far = exchange(half, 4);
-#pragma unroll 1
-      for (; fours > 0; --fours) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j, ++s) {
-          Rows rows;
-          load_rows(rows, kq, s);
-#pragma unroll
-          for (int i = 0; i < 3; ++i) {
-            const float2 v = *reinterpret_cast<const float2*>(values + i * Chunk * 8 + s * 8);
-            const float d = __fmaf_rn(-v.y, whole, v.x);
-            const float last = r[(i + 2) % 3];
-            float fresh = 0.0f, fresh_far = 0.0f;
-            parts[(i * Chunk + s) * 32] = pass<false>(i, rows, d, 1.0f, [&](int quarter) {
-              if (quarter == 0) {
-                fresh_far = exchange(last, 2);
-                half = __fadd_rn(half, far);
-                far = exchange(half, 8);
-              } else {
-                fresh = __fadd_rn(last, fresh_far);
-                fresh_far = exchange(fresh, 4);
-                whole = __fadd_rn(half, far);
-              }
-            });
-            half = fresh;
-            far = fresh_far;
-          }
-          take_next(rows);
-        }
-      }
-    } else {
-#pragma unroll 1
-      for (; fours > 0; --fours) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j, ++s) step<false>(kq, values, decay, parts, s);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void chunk(const Work& work, int c) {
-    const int buffer = c & 1;
-    const float* kq = shared + S::kKq + c % kStages * S::kKqFloats + 4 * segment;
-    const float* values = shared + S::kValues + buffer * S::kValuesFloats + unit0 * Chunk * 8 + column * 2;
-    float* parts = shared + S::kParts + buffer * S::kPartsFloats + unit0 * Chunk * 32 + part;
-    const float* decay[Units];
-    unsigned rescale = 0;
-#pragma unroll
-    for (int i = 0; i < Units; ++i) {
-      const int unit = unit0 + i < work.units ? unit0 + i : 0;
-      const int head = (work.first_unit + unit) / work.unit_heads - work.first_head;
-      decay[i] = shared + S::kDecay + buffer * S::kDecayFloats + head * Chunk * 4;
-      rescale |= reinterpret_cast<const unsigned*>(shared + S::kRescale)[buffer * S::kBlockUnits + head];
-    }
-    const int n = min(Chunk, work.count - c * Chunk);
-    const int commit = work.commit - c * Chunk;
-    int s = 0;
-    while (s < n) {
-      const int limit = s < commit ? min(commit, n) : n;
-      while (s < limit) {
-        const unsigned ahead = rescale >> s;
-        const int calm = ahead == 0 ? limit - s : min(limit - s, __ffs(static_cast<int>(ahead)) - 1);
-        calm_steps(kq, values, decay, parts, s, calm / 4);
-        s += calm / 4 * 4;
-        const int stop = min(s + 4, limit);
-#pragma unroll 1
-        for (; s < stop; ++s) step<true>(kq, values, decay, parts, s);
-      }
-      if (s == commit) store_state(work);
+      y[u] = dot(q, u);
     }
   }
 };
 
-// The feeding warps' side.
-template <int DK, int Units, int Chunk>
-struct Feeder {
-  using S = Shared<DK, Units, Chunk>;
+// Sums of the parts of 8 steps across segments, a lane getting that of one step, in the order of across_segments().
+// First, for each four steps, all but the last addition.
+__device__ __forceinline__ float sum_of_four(const float (&parts)[4], int segment) {
+  float two[2];
+#pragma unroll
+  for (int t = 0; t < 2; ++t) {
+    const bool high = (segment & 4) != 0;
+    const float mine = high ? parts[t + 2] : parts[t], other = high ? parts[t] : parts[t + 2];
+    two[t] = __fadd_rn(mine, __shfl_xor_sync(0xffffffffu, other, 8));
+  }
+  const bool high = (segment & 2) != 0;
+  const float mine = high ? two[1] : two[0], other = high ? two[0] : two[1];
+  return __fadd_rn(mine, __shfl_xor_sync(0xffffffffu, other, 4));
+}
+__device__ __forceinline__ float sum_of_eight(float first, float second, int segment) {
+  const bool high = (segment & 1) != 0;
+  const float mine = high ? second : first, other = high ? first : second;
+  return __fadd_rn(mine, __shfl_xor_sync(0xffffffffu, other, 2));
+}
+// Step whose sum a lane gets.
+__device__ __forceinline__ int step_of_segment(int segment) { return (segment & 1) * 4 + segment / 2; }
+
+template <int DK, int Taps>
+struct alignas(16) StepsShared {
+  static constexpr int kRawRows = kChunk + (Taps > 0 ? Taps : kDeltaMaxTaps) - 1;
+  float qk[kStages][kChunk][2 * DK];
+  float raw[kStages][kRawRows][kColumns];
+  float values[2][kChunk][kColumns];
+  DeltaGate gates[kStages][kChunk];
+};
+
+// What the threads of a block for many rows know.
+template <int DK, int Taps>
+struct Feed {
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kPieces = DK / 2;  // of 16 bytes that q and k of a step have
 
   const DeltaParams& p;
-  const Work& work;
-  float* shared;
-  int thread;
-  int heads[Units];  // of the warp's units, counted from the block's first
+  const DeltaWork& work;
+  StepsShared<DK, Taps>& shared;
+  int g, k_head, v_head, column0, live,
+      thread;  // live: columns that the block really has
+  // What the thread copies in a chunk's place at step 0, if all steps are rows of the pass.
+  const float* plain_qk;
+  const float* plain_raw;
 
-  __device__ __forceinline__ Feeder(const DeltaParams& params, const Work& block_work, float* memory, int index)
-      : p(params), work(block_work), shared(memory), thread(index) {
+  __device__ __forceinline__ Feed(const DeltaParams& params, const DeltaWork& group_work, StepsShared<DK, Taps>& memory,
+                                  int group, int key_head, int value_head, int column, int columns, int thread_index)
+      : p(params),
+        work(group_work),
+        shared(memory),
+        g(group),
+        k_head(key_head),
+        v_head(value_head),
+        column0(column),
+        live(columns),
+        thread(thread_index) {
+    const int64_t row = work.row(0);
+    plain_qk = p.qk + ((row + thread / kPieces) * p.k_heads + k_head) * (2 * DK) + thread % kPieces * 4;
+    plain_raw = p.qkv.data + (row + thread / (kColumns / 4) - 3) * p.qkv.stride + channel(thread % (kColumns / 4) * 4);
+  }
+
+  __device__ __forceinline__ int64_t channel(int column) const {
+    return 2 * static_cast<int64_t>(p.k_heads) * DK + static_cast<int64_t>(v_head) * p.dv + column0 + column;
+  }
+  __device__ __forceinline__ int64_t slot(int i) const {
+    return i < work.group.accepted ? p.rows + static_cast<int64_t>(p.window) * g + i : work.row(i);
+  }
+
+  // q, k and gates of chunk c.
+  __device__ __forceinline__ void load_qk(int c, int stage) const {
+    const int base = c * kChunk;
+    float* to = &shared.qk[stage][0][0] + thread * 4;
+    constexpr int kItems = kChunk * kPieces / kThreads;
+    if (base >= work.group.accepted && base + kChunk <= work.count) {
+      const int64_t stride = static_cast<int64_t>(p.k_heads) * (2 * DK);
+      const float* from = plain_qk + base * stride;
 #pragma unroll
-    for (int i = 0; i < Units; ++i) {
-      const int unit = index / 32 * Units + i;
-      heads[i] = unit < work.units ? (work.first_unit + unit) / work.unit_heads - work.first_head : 0;
-    }
-  }
-
-  // Starts the loads of chunk c (beyond the last one: none, but a group all the same, so that waits count right).
-  __device__ __forceinline__ void load(int c) const {
-    const int base = c * Chunk;
-    // All that the chunk reads are rows of this pass, one after another.
-    if (base - (p.taps - 1) >= work.group.accepted && base + Chunk < work.count) {
-      load_rows<true>(c % kStages, base);
-    } else {
-      load_rows<false>(c % kStages, base);
-    }
-    copies_commit();
-  }
-
-  template <bool Plain>
-  __device__ __forceinline__ void load_rows(int stage, int base) const {
-    constexpr int kPieces = DK / 4;                    // of 16 bytes, of q or k
-    constexpr int kStride = kFeeders / (2 * kPieces);  // steps that all feeders load at once
-    const int side = thread / kPieces % 2;             // q of this row, k of the next
-    const int64_t width = 2 * static_cast<int64_t>(p.k_heads) * DK;
-    const int64_t column = (side == 0 ? work.k_head : p.k_heads + work.k_head) * DK + thread % kPieces * 4;
-    float* kq = shared + S::kKq + stage * S::kKqFloats + thread * 4;
-    const int first = base + thread / (2 * kPieces) + side;
-    const int64_t plain_row = static_cast<int64_t>(work.group.first_row) - work.group.accepted;
-    const float* from = p.qk + (plain_row + first) * width + column;
-#pragma unroll
-    for (int s = 0; s < Chunk; s += kStride) {
-      if constexpr (Plain) {
-        copy16(kq + s * 2 * DK, from);
-        from += kStride * width;
-      } else if (first + s < work.count) {
-        copy16(kq + s * 2 * DK, p.qk + delta_slot(p, work.group, work.g, first + s) * width + column);
+      for (int n = 0; n < kItems; ++n) {
+        copy_async<16>(to + n * kThreads * 4, from);
+        from += kThreads / kPieces * stride;
       }
-    }
-    const int raw_rows = Chunk + p.taps - 1;
-    float* raw = shared + S::kRaw + stage * S::raw_floats(p.taps);
-    const int64_t v0 = width + work.first_unit * kDeltaUnit;
-    for (int piece = thread; piece < raw_rows * S::kBlockUnits; piece += kFeeders) {
-      const int row = piece / S::kBlockUnits, unit = piece % S::kBlockUnits;
-      const int i = base + row - (p.taps - 1);
-      if (unit >= work.units || (!Plain && i >= work.count)) continue;
-      const float* inputs =
-          Plain ? p.qkv.data + (plain_row + i) * p.qkv.stride : delta_raw_row(p, work.group, work.state, i);
-      copy16(raw + (unit * raw_rows + row) * 4, inputs + v0 + unit * kDeltaUnit);
-    }
-    float* gates = shared + S::kGates + stage * S::kGatesFloats;
-    for (int piece = thread; piece < work.heads * Chunk; piece += kFeeders) {
-      const int head = piece / Chunk, i = base + piece % Chunk;
-      if (!Plain && i >= work.count) continue;
-      const int64_t slot = Plain ? plain_row + i : delta_slot(p, work.group, work.g, i);
-      copy16(gates + piece * 4, p.gates + slot * p.v_heads + work.first_head + head);
-    }
-  }
-
-  // k of the first row, the convolution's weights, and the clocks. Before the first feeders_sync().
-  __device__ __forceinline__ void begin() const {
-    const int64_t width = 2 * static_cast<int64_t>(p.k_heads) * DK;
-    const float* k = p.qk + delta_slot(p, work.group, work.g, 0) * width + (p.k_heads + work.k_head) * DK;
-    for (int piece = thread; piece < DK / 4; piece += kFeeders) copy16(shared + S::kFirstK + piece * 4, k + piece * 4);
-    for (int i = thread; i < work.units * 4 * p.taps; i += kFeeders) {
-      const int column = i % 4, tap = i / 4 % p.taps, unit = i / (4 * p.taps);
-      const int64_t channel = width + (work.first_unit + unit) * kDeltaUnit + column;
-      shared[S::kWeights + i] = p.conv[channel * p.taps + tap];
-    }
-    auto* clock = reinterpret_cast<unsigned long long*>(shared + S::kClock);
-    const auto* kept = reinterpret_cast<const unsigned long long*>(work.state + p.state.clock);
-    for (int head = thread; head < work.heads; head += kFeeders) {
-      clock[head] = kept[max(work.first_unit, (work.first_head + head) * work.unit_heads)];
-    }
-  }
-
-  // The clock over chunk c: what each of its steps multiplies by.
-  __device__ __forceinline__ void scan(int c) const {
-    constexpr int kHeads = 32 / Chunk;  // a warp does side by side
-    const int lane = thread & 31, s = lane % Chunk;
-    const int i = c * Chunk + s;
-    auto* clock = reinterpret_cast<unsigned long long*>(shared + S::kClock);
-    for (int base = thread / 32 * kHeads; base < work.heads; base += kDeltaWarps * kHeads) {
-      const int head = base + lane / Chunk;
-      const bool valid = head < work.heads && i < work.count;
-      DeltaGate gate;
-      if (valid) {
-        gate = reinterpret_cast<const DeltaGate*>(shared + S::kGates + c % kStages * S::kGatesFloats)[head * Chunk + s];
+      if (thread < kChunk) {
+        copy_async<8>(&shared.gates[stage][thread], p.gates + work.row(base + thread) * p.v_heads + v_head);
       }
-      const unsigned long long own = valid ? gate.octaves : 0;
-      const unsigned long long start = head < work.heads ? clock[head] : 0;
-      unsigned long long sum = own;
-#pragma unroll
-      for (int d = 1; d < Chunk; d *= 2) {
-        const unsigned long long below = __shfl_up_sync(0xffffffffu, sum, d, Chunk);
-        if (s >= d) sum += below;
-      }
-      const unsigned long long now = start + sum;
-      const unsigned long long rounds =
-          ((now >> kDeltaRescaleBits) - ((now - own) >> kDeltaRescaleBits)) & (~0ull >> kDeltaRescaleBits);
-      const float scale = rounds == 0 ? 1.0f : rounds == 1 ? 0x1p-64f : 0.0f;
-      const unsigned long long offset = now & ((1ull << kDeltaRescaleBits) - 1);
-      const int whole = static_cast<int>(offset >> kDeltaClockBits);
-      const float part = static_cast<float>(static_cast<unsigned>(offset >> (kDeltaClockBits - 32))) * 0x1p-32f;
-      const float decay = exp2f(-part) * power_of_two(-whole);
-      const float inverse = exp2f(part) * power_of_two(whole);
-      const unsigned flags = __ballot_sync(0xffffffffu, valid && scale != 1.0f);
-      __syncwarp();
-      if (head >= work.heads) continue;
-      float* to = shared + S::kDecay + (c & 1) * S::kDecayFloats + (head * Chunk + s) * 4;
-      *reinterpret_cast<float4*>(to) = make_float4(decay, gate.beta * inverse, gate.beta * scale, scale);
-      if (s == 0) {
-        reinterpret_cast<unsigned*>(shared + S::kRescale)[(c & 1) * S::kBlockUnits + head] =
-            flags >> (lane / Chunk * Chunk) & ((1u << Chunk) - 1);
-      }
-      if (s == Chunk - 1) clock[head] = now;
-      if (i == work.commit - 1) keep_clock(head, now);
+      return;
+    }
+#pragma unroll 1
+    for (int n = 0; n < kItems; ++n) {
+      const int item = thread + n * kThreads, i = base + item / kPieces;
+      if (i >= work.count) break;
+      copy_async<16>(to + n * kThreads * 4, p.qk + (slot(i) * p.k_heads + k_head) * (2 * DK) + item % kPieces * 4);
+    }
+    const int i = base + thread;
+    if (thread < kChunk && i < work.count) {
+      copy_async<8>(&shared.gates[stage][thread], p.gates + slot(i) * p.v_heads + v_head);
     }
   }
 
-  __device__ __forceinline__ void keep_clock(int head, unsigned long long now) const {
-    auto* kept = reinterpret_cast<unsigned long long*>(work.state + p.state.clock);
-    const int begin = max(work.first_unit, (work.first_head + head) * work.unit_heads);
-    const int end = min(work.first_unit + work.units, (work.first_head + head + 1) * work.unit_heads);
-    for (int unit = begin; unit < end; ++unit) kept[unit] = now;
-  }
-
-  // v of chunk c: convolution and silu, times beta / G.
-  __device__ __forceinline__ void values(int c) const {
-    if (p.taps == 4) {
-      convolve<4>(c);
-    } else {
-      convolve<0>(c);
+  // v of chunk c before the convolution.
+  __device__ __forceinline__ void load_raw(int c, int stage) const {
+    const int base = c * kChunk;
+    if (base >= work.count) return;
+    float* to = &shared.raw[stage][0][0];
+    if (Taps == 4 && base - 3 >= work.group.accepted && base + kChunk <= work.count) {
+      if (thread < (kChunk + 3) * (kColumns / 4) && thread % (kColumns / 4) * 4 < live) {
+        copy_async<16>(to + thread * 4, plain_raw + base * p.qkv.stride);
+      }
+      return;
     }
-  }
-
-  // Taps: their number, or 0 for any. The same chain for both.
-  template <int Taps>
-  __device__ __forceinline__ void convolve(int c) const {
     const int taps = Taps > 0 ? Taps : p.taps;
-    const int lane = thread & 31, warp = thread / 32;
-    const int column = lane & 3;
-    const int s = (lane >> 2) * (Chunk / 8);
-    const int raw_rows = Chunk + taps - 1;
-    const float* raw = shared + S::kRaw + c % kStages * S::raw_floats(taps);
-    float* to = shared + S::kValues + (c & 1) * S::kValuesFloats;
-#pragma unroll
-    for (int i = 0; i < Units; ++i) {
-      const int unit = warp * Units + i;
-      const float* decay = shared + S::kDecay + (c & 1) * S::kDecayFloats + heads[i] * Chunk * 4;
-      const float* weights = shared + S::kWeights + unit * taps * 4 + column;
-      const float* x = raw + (unit * raw_rows + s) * 4 + column;
-#pragma unroll
-      for (int j = 0; j < Chunk / 8; ++j) {
-        float sum = __fmul_rn(weights[0], x[j * 4]);
-#pragma unroll
-        for (int t = 1; t < taps; ++t) sum = __fmaf_rn(weights[t * 4], x[(j + t) * 4], sum);
-        const float4 d = *reinterpret_cast<const float4*>(decay + (s + j) * 4);
-        // Units beyond the block's hold whatever is there; nothing of theirs is stored.
-        *reinterpret_cast<float2*>(to + ((unit * Chunk + s + j) * 4 + column) * 2) =
-            make_float2(__fmul_rn(silu(sum), d.y), d.z);
-      }
+#pragma unroll 1
+    for (int item = thread; item < (kChunk + taps - 1) * (kColumns / 4); item += kThreads) {
+      const int i = base + item / (kColumns / 4) - (taps - 1), column = item % (kColumns / 4) * 4;
+      if (i >= work.count || column >= live) continue;
+      copy_async<16>(to + item * 4, delta_raw(p, work, i, 2 * DK + column0 + column, channel(column)));
     }
   }
 
-  // y of chunk c: adds the segments, multiplies by G, stores the rows of this pass.
-  __device__ __forceinline__ void finish(int c) const {
-    const int lane = thread & 31, warp = thread / 32;
-    const int column = lane & 3;
-    const float* parts = shared + S::kParts + (c & 1) * S::kPartsFloats;
-    const int width = p.v_heads * p.dv;
-    const int first = c * Chunk + (lane >> 2);
-    float* to = p.y + (static_cast<int64_t>(work.group.first_row) + first - work.group.accepted) * width +
-                (work.first_unit + warp * Units) * kDeltaUnit + column;
-#pragma unroll
-    for (int i = 0; i < Units; ++i) {
-      const int unit = warp * Units + i;
-      if (unit >= work.units) continue;
-      const float* decay = shared + S::kDecay + (c & 1) * S::kDecayFloats + heads[i] * Chunk * 4;
-#pragma unroll
-      for (int j = 0; j < Chunk / 8; ++j) {
-        const int s = j * 8 + (lane >> 2);
-        if (first + j * 8 < work.group.accepted || first + j * 8 >= work.count) continue;
-        const float4* part = reinterpret_cast<const float4*>(parts + (unit * Chunk + s) * 32 + column * 8);
-        const float4 low = part[0], high = part[1];
-        const float sum = __fadd_rn(__fadd_rn(__fadd_rn(low.x, low.y), __fadd_rn(low.z, low.w)),
-                                    __fadd_rn(__fadd_rn(high.x, high.y), __fadd_rn(high.z, high.w)));
-        to[static_cast<int64_t>(j * 8) * width + i * kDeltaUnit] = __fmul_rn(sum, decay[s * 4]);
-      }
+  // v of chunk c; what lies beyond the rows or columns is anything. w: the taps of the thread's column.
+  __device__ __forceinline__ void convolve(int c, int stage, float4 w, const float* weights) const {
+    const int s = thread / kColumns, column = thread % kColumns;
+    float sum;
+    if constexpr (Taps == 4) {
+      sum = delta_taps4(w, shared.raw[stage][s][column], shared.raw[stage][s + 1][column],
+                        shared.raw[stage][s + 2][column], shared.raw[stage][s + 3][column]);
+    } else {
+      sum = __fmul_rn(weights[0], shared.raw[stage][s][column]);
+#pragma unroll 1
+      for (int t = 1; t < p.taps; ++t) sum = __fmaf_rn(weights[t], shared.raw[stage][s + t][column], sum);
     }
+    shared.values[c & 1][s][column] = silu(sum);
   }
 };
 
-template <int DK, int Units, int Chunk>
-__global__ void __launch_bounds__(kThreads, Units == 1 ? 2 : 1)
-    delta_steps_kernel(const __grid_constant__ DeltaParams p) {
-  extern __shared__ float4 shared_memory[];
-  float* shared = reinterpret_cast<float*>(shared_memory);
-  // First wait, then let the last kernel in: it looks at this one's progress before it ends, and must find the counters
-  // already cleared by the kernel before this one.
-  pdl_wait();
+// blockIdx.x: value head and 16 of its columns. blockIdx.y: group.
+template <int DK, int Taps>
+__global__ void __launch_bounds__(32 * kWarps, 3) delta_steps_kernel(const __grid_constant__ DeltaParams p) {
+  static_assert(kChunk * kColumns == 32 * kWarps, "a thread convolves one step and column");
+  __shared__ StepsShared<DK, Taps> shared;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int v_head = static_cast<int>(blockIdx.x) / p.parts, g = static_cast<int>(blockIdx.y);
+  const int column0 = static_cast<int>(blockIdx.x) % p.parts * kColumns, live = min(kColumns, p.dv - column0);
   pdl_launch();
-  const int g = static_cast<int>(blockIdx.y), block = static_cast<int>(blockIdx.x);
+  const int k_head = p.k_head_of[v_head];
+  const int own = column0 + min(thread % kColumns, live - 1);
+  const float* weights =
+      p.conv + (2 * static_cast<int64_t>(p.k_heads) * DK + static_cast<int64_t>(v_head) * p.dv + own) * p.taps;
+  float4 w = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if constexpr (Taps == 4) w = delta_load4(weights);
+  pdl_wait();
   if (g >= *p.group_count) return;
-
-  Work work;
-  work.group = p.groups[g];
-  work.g = g;
-  work.state = p.states[g];
-  work.first_unit = delta_block_first(p.split, block);
-  work.units = delta_block_count(p.split, block);
-  work.unit_heads = p.dv / kDeltaUnit;
-  work.first_head = work.first_unit / work.unit_heads;
-  work.heads = (work.first_unit + work.units - 1) / work.unit_heads - work.first_head + 1;
-  work.k_head = p.k_head_of[work.first_head];
-  work.count = work.group.accepted + work.group.rows;
-  work.commit = work.group.accepted + work.group.certain;
+  const DeltaWork work(p, p.groups[g], p.states[g], v_head);
   if (work.count <= 0) return;
-  const int chunks = (work.count + Chunk - 1) / Chunk;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
 
-  if (warp < kDeltaWarps) {
-    Stepper<DK, Units, Chunk> stepper(shared, warp, static_cast<int>(threadIdx.x) % 32);
-    stepper.load_state(work);
-    for (int c = 0; c < chunks; ++c) {
-      __syncthreads();
-      if (c == 0) stepper.begin();
-      stepper.chunk(work, c);
-    }
-    __syncthreads();
-    return;
-  }
+  const Feed<DK, Taps> feed{p, work, shared, g, k_head, v_head, column0, live, thread};
+  feed.load_raw(0, 0);
+  feed.load_qk(0, 0);
+  feed.load_raw(1, 1);
+  copies_commit();
+  feed.load_qk(1, 1);
+  feed.load_raw(2, 2);
+  copies_commit();
+  Columns<DK, 1> columns;
+  const int here = warp * kDeltaUnit < live ? 1 : 0;
+  float* state = work.head + (column0 + warp * kDeltaUnit) * DK;
+  columns.load(state, lane, here);
+  copies_wait_all_but_one();
+  __syncthreads();
+  feed.convolve(0, 0, w, weights);
 
-  const Feeder<DK, Units, Chunk> feeder(p, work, shared, static_cast<int>(threadIdx.x) - 32 * kDeltaWarps);
-  int32_t* progress = p.progress + static_cast<int64_t>(g) * p.split.blocks + block;
-  feeder.begin();
-  feeder.load(0);
-  feeder.load(1);
-  for (int c = 0; c <= chunks; ++c) {
-    // Now chunk c - 1 has been stepped, and c is being stepped (before the loop: nothing, so c = 0 is prepared here).
-    if (c == 0) {
-      copies_wait_all_but_one();
-      feeders_sync();
-      feeder.scan(0);
-      feeders_sync();
-      feeder.values(0);
+  const int column = warp * kDeltaUnit + delta_lane_column(lane), segment = delta_lane_segment(lane);
+  const int64_t width = static_cast<int64_t>(p.v_heads) * p.dv;
+  float* y_out = p.y + static_cast<int64_t>(v_head) * p.dv + column0 + column;
+  int stage = 0;
+#pragma unroll 1
+  for (int base = 0; base < work.count; base += kChunk) {
+    const int c = base / kChunk;
+    const int next = stage == kStages - 1 ? 0 : stage + 1, after = next == kStages - 1 ? 0 : next + 1;
+    copies_wait_all_but_one();
+    __syncthreads();  // q and k of this chunk are here, v convolved; inputs of the next chunk's v are here
+    feed.load_qk(c + 2, after);
+    feed.load_raw(c + 3, stage);
+    copies_commit();
+    if (base + kChunk < work.count) feed.convolve(c + 1, next, w, weights);
+    const float* qk = &shared.qk[stage][0][0];
+    const float* values = &shared.values[c & 1][0][column];
+    const DeltaGate* gates = shared.gates[stage];
+    stage = next;
+    if (here == 0) continue;
+    if (base + kChunk <= work.count && (work.commit <= base || work.commit >= base + kChunk)) {
+      static_assert(kChunk == kDeltaSegments && kChunk == 8);
+      float sums[2] = {0.0f, 0.0f};
+#pragma unroll 1
+      for (int s = 0; s < kChunk; s += 4) {
+        float parts[4];
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          float y[1];
+          columns.step(qk + t * 2 * DK, qk + t * 2 * DK + DK, values + t * kColumns, gates[t], lane, y);
+          parts[t] = y[0];
+        }
+        qk += 4 * 2 * DK;
+        values += 4 * kColumns;
+        gates += 4;
+        sums[0] = sums[1];
+        sums[1] = sum_of_four(parts, segment);
+      }
+      const float y = sum_of_eight(sums[0], sums[1], segment);
+      const int i = base + step_of_segment(segment);
+      if (i >= work.group.accepted) y_out[work.row(i) * width] = y;
+      if (base + kChunk == work.commit) columns.store(state, lane, here);
+      continue;
     }
-    __syncthreads();
-    feeder.load(c + 2);
-    if (c > 0) feeder.finish(c - 1);
-    copies_wait_all_but_one();  // chunk c + 1 is here
-    feeders_sync();             // for all; and finish() has read what scan() overwrites
-    if (c > 0 && feeder.thread == 0) {
-      __threadfence();
-      store_release(progress, min(c * Chunk, work.count));
+    const int steps = min(kChunk, work.count - base);
+#pragma unroll 1
+    for (int s = 0; s < steps; ++s) {
+      float y[1];
+      columns.step(qk + s * 2 * DK, qk + s * 2 * DK + DK, values + s * kColumns, gates[s], lane, y);
+      const float sum = columns.across_segments(y[0]);
+      if (segment == 0 && base + s >= work.group.accepted) y_out[work.row(base + s) * width] = sum;
+      if (base + s + 1 == work.commit) columns.store(state, lane, here);
     }
-    if (c + 1 >= chunks) continue;
-    feeder.scan(c + 1);
-    feeders_sync();
-    feeder.values(c + 1);
   }
 }
 
-template <int DK, int Units, int Chunk>
-void launch_steps(cudaStream_t stream, const DeltaParams& params) {
-  const auto kernel = delta_steps_kernel<DK, Units, Chunk>;
-  const int bytes = Shared<DK, Units, Chunk>::bytes(params.taps);
-  // Once a device would do, but it is cheap, and a rank may own any device.
-  if (!cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "delta net steps")) {
-    return;
+// For few rows: Units times 64 columns a block.
+template <int DK, int Units>
+struct alignas(16) FewShared {
+  static constexpr int kWidth = 64 * Units;
+  float qk[kFewChunk][2 * DK];
+  float values[kFewChunk][kWidth];
+  float y[kFewChunk][kWidth];
+  float4 weights[2 * DK + kWidth];  // of 4 taps
+  DeltaGate gates[kFewChunk];
+  int last;
+};
+
+// The rows' own work of a block for few rows.
+template <int DK, int Units>
+struct FewInputs {
+  const DeltaParams& p;
+  const DeltaWork& work;
+  FewShared<DK, Units>& shared;
+  int k_head, v_head, column0, live, warp, lane;
+
+  // A warp takes q, k, v or the gate of one step in four.
+  __device__ __forceinline__ void run(int base, int steps) const {
+    const int kind = warp % 4;
+    if (kind == 3) {
+      const int s = warp / 4 + lane * (kFewWarps / 4);
+      if (s < steps) shared.gates[s] = delta_gate(p, work, base + s, v_head);
+      return;
+    }
+    // Lanes beyond the head read its last channels.
+    const int width = kind < 2 ? DK : live;
+    const int channel = min(lane * 4, width - 4);
+    const int in_block = kind * DK + channel, in_state = in_block + (kind < 2 ? 0 : column0);
+    const int64_t in_pass = delta_channel(p, k_head, v_head, in_state);
+    const auto store = [&](int s, float4 x) {
+      if (kind < 2) {
+        delta_store_head(DK, x, kind == 0 ? p.q_scale : 1.0f, lane, &shared.qk[s][kind * DK]);
+      } else if (lane * 4 < live) {
+        *reinterpret_cast<float4*>(&shared.values[s][channel]) = x;
+      }
+    };
+    if (p.taps != 4) {
+#pragma unroll 1
+      for (int s = warp / 4; s < steps; s += kFewWarps / 4) {
+        store(s, delta_convolve(p.taps, p.conv + in_pass * p.taps, [&](int t) {
+                return delta_load4(delta_raw(p, work, base + s + t - (p.taps - 1), in_state, in_pass));
+              }));
+      }
+      return;
+    }
+    // Several steps' loads at once, where that leaves enough registers for S.
+    constexpr int kBatch = Units == 1 && DK == 128 ? 2 : 1;
+#pragma unroll 1
+    for (int first = warp / 4; first < steps; first += kBatch * (kFewWarps / 4)) {
+      float4 x[kBatch][4];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int s = min(first + j * (kFewWarps / 4), steps - 1);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) x[j][t] = delta_load4(delta_raw(p, work, base + s + t - 3, in_state, in_pass));
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int s = first + j * (kFewWarps / 4);
+        if (s < steps) store(s, delta_convolve4(shared.weights + in_block, x[j][0], x[j][1], x[j][2], x[j][3]));
+      }
+    }
   }
-  const dim3 grid(static_cast<unsigned>(params.split.blocks), static_cast<unsigned>(params.max_groups));
-  launch_kernel(kernel, grid, dim3(kThreads), static_cast<size_t>(bytes), stream, "delta net steps", params);
+};
+
+// Norm and gate of the rows of steps [base, base + steps), a warp each; load(step, row, y) loads y.
+template <typename Load>
+__device__ __forceinline__ void few_outputs(const DeltaParams& p, const DeltaWork& work, int v_head, int base,
+                                            int steps, int warp, int lane, const Load& load) {
+#pragma unroll 1
+  for (int s = warp; s < steps; s += kFewWarps) {
+    if (base + s < work.group.accepted) continue;
+    const int64_t row = work.row(base + s);
+    float4 y[2], z[2];
+    delta_load_row(p.z.data + row * p.z.stride + static_cast<int64_t>(v_head) * p.dv, p.dv, lane, z);
+    load(s, row, y);
+    delta_output(p, row, v_head, lane, y, z);
+  }
+}
+
+// blockIdx.x: value head and Units times 64 of its columns. blockIdx.y: group.
+template <int DK, int Units>
+__global__ void __launch_bounds__(32 * kFewWarps, 1) delta_few_kernel(const __grid_constant__ DeltaParams p) {
+  using Shared = FewShared<DK, Units>;
+  constexpr int kThreads = 32 * kFewWarps;
+  __shared__ Shared shared;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int v_head = static_cast<int>(blockIdx.x) / p.parts, part = static_cast<int>(blockIdx.x) % p.parts;
+  const int column0 = part * Shared::kWidth, live = min(Shared::kWidth, p.dv - column0);
+  const int g = static_cast<int>(blockIdx.y);
+  pdl_launch();
+  const int k_head = p.k_head_of[v_head];
+  if (p.taps == 4) {
+    for (int i = thread; i < 2 * DK + live; i += kThreads) {
+      const int channel = i < 2 * DK ? i : i + column0;
+      shared.weights[i] = delta_load4(p.conv + delta_channel(p, k_head, v_head, channel) * 4);
+    }
+  }
+  pdl_wait();
+  const DeviceGroup group = p.groups[g];
+  float* const states = p.states[g];
+  const int groups = *p.group_count;
+  if (g == 0 && part == 0 && thread < p.rows && p.group_of[thread] < 0) delta_no_output(p, thread, v_head, 0, 1);
+  if (g >= groups) return;
+  const DeltaWork work(p, group, states, v_head);
+  if (work.count <= 0) return;
+
+  Columns<DK, Units> columns;
+  const int column = warp * Units * kDeltaUnit;  // of the block
+  const int units = max(0, min(Units, (live - column) / kDeltaUnit));
+  float* state = work.head + (column0 + column) * DK;
+  columns.load(state, lane, units);
+  __syncthreads();  // weights
+  const FewInputs<DK, Units> inputs{p, work, shared, k_head, v_head, column0, live, warp, lane};
+  const int64_t width = static_cast<int64_t>(p.v_heads) * p.dv;
+#pragma unroll 1
+  for (int base = 0; base < work.count; base += kFewChunk) {
+    const int steps = min(kFewChunk, work.count - base);
+    inputs.run(base, steps);
+    __syncthreads();
+    if (units > 0) {
+      const int own = column + delta_lane_column(lane);
+#pragma unroll 1
+      for (int s = 0; s < steps; ++s) {
+        float y[Units];
+        columns.step(shared.qk[s], &shared.qk[s][DK], &shared.values[s][own], shared.gates[s], lane, y);
+        const int i = base + s;
+        float* to = p.parts == 1 ? &shared.y[s][own] : p.y + work.row(i) * width + v_head * p.dv + column0 + own;
+#pragma unroll
+        for (int u = 0; u < Units; ++u) {
+          const float sum = columns.across_segments(y[u]);
+          if (delta_lane_segment(lane) == 0 && u < units && i >= work.group.accepted) to[u * kDeltaUnit] = sum;
+        }
+        if (i + 1 == work.commit) columns.store(state, lane, units);
+      }
+    }
+    __syncthreads();
+    if (p.parts == 1) {
+      few_outputs(p, work, v_head, base, steps, warp, lane,
+                  [&](int s, int64_t, float4(&y)[2]) { delta_load_row(shared.y[s], p.dv, lane, y); });
+    }
+  }
+  if (p.parts > 1) {
+    // All of this block's y is on its way, and it reads the head's kept rows no more.
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) {
+      auto* arrivals = reinterpret_cast<int*>(work.head + p.state.arrivals);
+      shared.last = atomicAdd(arrivals, 1) == p.parts - 1 ? 1 : 0;
+      if (shared.last != 0) *arrivals = 0;
+    }
+    __syncthreads();
+    if (shared.last == 0) return;
+    __threadfence();
+    few_outputs(p, work, v_head, 0, work.count, warp, lane, [&](int, int64_t row, float4(&y)[2]) {
+      const float4* from = reinterpret_cast<const float4*>(p.y + row * width + v_head * p.dv);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        y[j] = lane + 32 * j < p.dv / 4 ? __ldcg(from + lane + 32 * j) : make_float4(0, 0, 0, 0);
+      }
+    });
+  }
+  // From the other end: the first warps are busy with outputs.
+  delta_keep(p, work, k_head, v_head, kThreads - 1 - thread, kThreads);
+}
+
+template <int DK>
+void launch_few(cudaStream_t stream, const DeltaParams& p, bool two) {
+  const dim3 grid(static_cast<unsigned>(p.v_heads * p.parts), static_cast<unsigned>(p.max_groups));
+  const auto kernel = two ? delta_few_kernel<DK, 2> : delta_few_kernel<DK, 1>;
+  launch_kernel(kernel, grid, dim3(32 * kFewWarps), 0, stream, "delta net, few rows", p);
+}
+
+template <int DK>
+void launch_steps(cudaStream_t stream, const DeltaParams& p) {
+  const dim3 grid(static_cast<unsigned>(p.v_heads * p.parts), static_cast<unsigned>(p.max_groups));
+  const auto kernel = p.taps == 4 ? delta_steps_kernel<DK, 4> : delta_steps_kernel<DK, 0>;
+  launch_kernel(kernel, grid, dim3(32 * kWarps), 0, stream, "delta net steps", p);
 }
 
 }  // namespace
 
-int64_t delta_steps_shared(int64_t dk, const DeltaPlan& plan, int64_t taps) {
-  const int t = static_cast<int>(taps);
-  if (plan.units_per_warp == 3) {
-    return plan.chunk == 16 ? Shared<128, 3, 16>::bytes(t) : Shared<128, 3, 8>::bytes(t);
-  }
-  if (dk == 128) return Shared<128, 1, 8>::bytes(t);
-  return dk == 64 ? Shared<64, 1, 8>::bytes(t) : Shared<32, 1, 8>::bytes(t);
+void cuda_delta_few(cudaStream_t stream, DeltaParams p) {
+  kernel_check(p.rows <= 32 * kFewWarps, "delta net: more rows than a block of the kernel for few has threads");
+  // A block a head for one to four rows or many groups; else more, for which a row's steps are a greater part than the
+  // blocks' meeting at the end.
+  const bool two = p.dv > 64 && (p.rows <= 4 || p.v_heads * p.max_groups > 96);
+  const int columns = two ? 128 : 64;
+  p.parts = (p.dv + columns - 1) / columns;
+  if (p.dk == 128) return launch_few<128>(stream, p, two);
+  if (p.dk == 64) return launch_few<64>(stream, p, two);
+  kernel_check(p.dk == 32, "delta net: key heads must have 32, 64 or 128 dims");
+  launch_few<32>(stream, p, two);
 }
 
-void cuda_delta_steps(cudaStream_t stream, const DeltaParams& params, const DeltaPlan& plan) {
-  if (plan.units_per_warp == 3 && params.dk == 128) {
-    return plan.chunk == 16 ? launch_steps<128, 3, 16>(stream, params) : launch_steps<128, 3, 8>(stream, params);
-  }
-  if (params.dk == 128) return launch_steps<128, 1, 8>(stream, params);
-  if (params.dk == 64) return launch_steps<64, 1, 8>(stream, params);
-  kernel_check(params.dk == 32, "delta net: key heads must have 32, 64 or 128 dims");
-  launch_steps<32, 1, 8>(stream, params);
+void cuda_delta_steps(cudaStream_t stream, DeltaParams p) {
+  p.parts = (p.dv + kColumns - 1) / kColumns;
+  if (p.dk == 128) return launch_steps<128>(stream, p);
+  if (p.dk == 64) return launch_steps<64>(stream, p);
+  kernel_check(p.dk == 32, "delta net: key heads must have 32, 64 or 128 dims");
+  launch_steps<32>(stream, p);
 }
 
 }  // namespace tensorfold

@@ -38,10 +38,20 @@ __device__ void piece_values(CudaWeightKind kind, int sets, const uint8_t* stage
   }
   const int set = sets == 2 ? half : 0;
   const uint32_t scale = *reinterpret_cast<const uint32_t*>(stage + scale_offset(kind, sets, set, lane / 4, upper));
-  if (kind == CudaWeightKind::kAffine4) {
-    values_of_codes4(*reinterpret_cast<const uint32_t*>(stage + affine4_offset(half, upper, lane)), scale, values);
+  if (kept_bits(kind) == 4) {
+    const uint32_t codes = *reinterpret_cast<const uint32_t*>(stage + affine4_offset(half, upper, lane));
+    if (has_wide_scales(kind)) {
+      AffineValues<CudaWeightKind::kAffine4Wide>(scale).of(codes, values);
+    } else {
+      AffineValues<CudaWeightKind::kAffine4>(scale).of(codes, values);
+    }
   } else {
-    values_of_codes8(*reinterpret_cast<const uint2*>(stage + affine8_offset(half, upper, lane)), scale, values);
+    const uint2 codes = *reinterpret_cast<const uint2*>(stage + affine8_offset(half, upper, lane));
+    if (has_wide_scales(kind)) {
+      AffineValues<CudaWeightKind::kAffine8Wide>(scale).of(codes, values);
+    } else {
+      AffineValues<CudaWeightKind::kAffine8>(scale).of(codes, values);
+    }
   }
 }
 

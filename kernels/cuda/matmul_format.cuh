@@ -23,39 +23,84 @@ __device__ __forceinline__ int view_of_block(const MatmulArgs& args, int block) 
   return v;
 }
 
-__device__ __forceinline__ Bf16x2 low_twice(uint32_t v) { return __byte_perm(v, v, 0x1010); }
-__device__ __forceinline__ Bf16x2 high_twice(uint32_t v) { return __byte_perm(v, v, 0x3232); }
+/// A half of a register twice, written so that it becomes a modifier of the instruction that uses it.
+__device__ __forceinline__ Bf16x2 low_half(uint32_t v) {
+  Bf16x2 d;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(v));
+  return d;
+}
+__device__ __forceinline__ Bf16x2 high_half(uint32_t v) {
+  Bf16x2 d;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(v));
+  return d;
+}
 
-/// Eight 4-bit codes to eight values. 0x4300 | q is 128 + q in bf16, the subtraction is exact, and the fma rounds once.
-__device__ __forceinline__ void values_of_codes4(uint32_t codes, Bf16x2 scale, Bf16x2 bias, Bf16x2 (&out)[4]) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const Bf16x2 raised = and_or(codes >> (4 * j), 0x000f000fu, 0x43004300u);
-    out[j] = fma_bf16x2(fma_bf16x2(raised, kBf16One, 0xc300c300u), scale, bias);
+/// Eight codes of a row and their scale and bias (one word, as packed) to eight values: fma(scale, code, bias) in bf16,
+/// one rounding of the exact value whichever way it is computed.
+template <CudaWeightKind kKind>
+struct AffineValues;
+
+/// The 8 low bits of a bf16 number, with zeros above them, are an integer times 2^-133: subnormal numbers and those of
+/// the lowest exponent have the same spacing. So a code that is cut out of its word is a number as it stands, q 2^-133
+/// or, four bits higher, q 2^-129; PTX keeps subnormal numbers in fma.rn.bf16x2. Scales are packed times 2^133.
+template <>
+struct AffineValues<CudaWeightKind::kAffine4> {
+  uint32_t low, high;  // for codes in the low and in the high half of a byte
+  __device__ __forceinline__ explicit AffineValues(uint32_t scale_bias)
+      : low(scale_bias), high(fma_bf16x2(scale_bias, 0x3f803d80, 0x80008000)) {}  // scale 2^-4, bias; exact
+  __device__ __forceinline__ void of(uint32_t codes, Bf16x2 (&out)[4]) const {
+    const uint32_t upper = codes >> 8;
+    out[0] = fma_bf16x2(codes & 0x000f000fu, low_half(low), high_half(low));
+    out[1] = fma_bf16x2(codes & 0x00f000f0u, low_half(high), high_half(high));
+    out[2] = fma_bf16x2(upper & 0x000f000fu, low_half(low), high_half(low));
+    out[3] = fma_bf16x2(upper & 0x00f000f0u, low_half(high), high_half(high));
   }
-}
+};
 
-__device__ __forceinline__ void values_of_codes4(uint32_t codes, uint32_t scale_bias, Bf16x2 (&out)[4]) {
-  values_of_codes4(codes, low_twice(scale_bias), high_twice(scale_bias), out);
-}
-
-/// Eight 8-bit codes to eight values. 0x4b000000 | q is 2^23 + q in fp32; q has 8 significant bits, so the upper half
-/// of its fp32 form is its bf16 form.
-__device__ __forceinline__ void values_of_codes8(uint2 codes, Bf16x2 scale, Bf16x2 bias, Bf16x2 (&out)[4]) {
+template <>
+struct AffineValues<CudaWeightKind::kAffine8> {
+  uint32_t scale_bias;
+  __device__ __forceinline__ explicit AffineValues(uint32_t word) : scale_bias(word) {}
+  __device__ __forceinline__ void of(uint2 codes, Bf16x2 (&out)[4]) const {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t word = j < 2 ? codes.x : codes.y;
-    const uint32_t at = 2 * (j % 2);
-    const float low = __fadd_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + at)), -8388608.0f);
-    const float high = __fadd_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7441 + at)), -8388608.0f);
-    const Bf16x2 pair = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
-    out[j] = fma_bf16x2(pair, scale, bias);
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t pair = __byte_perm(j < 2 ? codes.x : codes.y, 0, j % 2 == 0 ? 0x4140 : 0x4342);
+      out[j] = fma_bf16x2(pair, low_half(scale_bias), high_half(scale_bias));
+    }
   }
-}
+};
 
-__device__ __forceinline__ void values_of_codes8(uint2 codes, uint32_t scale_bias, Bf16x2 (&out)[4]) {
-  values_of_codes8(codes, low_twice(scale_bias), high_twice(scale_bias), out);
-}
+/// 0x4300 | q is 128 + q in bf16, the subtraction is exact, and the fma rounds once.
+template <>
+struct AffineValues<CudaWeightKind::kAffine4Wide> {
+  uint32_t scale_bias;
+  __device__ __forceinline__ explicit AffineValues(uint32_t word) : scale_bias(word) {}
+  __device__ __forceinline__ void of(uint32_t codes, Bf16x2 (&out)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const Bf16x2 raised = and_or(codes >> (4 * j), 0x000f000fu, 0x43004300u);
+      out[j] = fma_bf16x2(fma_bf16x2(raised, kBf16One, 0xc300c300u), low_half(scale_bias), high_half(scale_bias));
+    }
+  }
+};
+
+/// 0x4b000000 | q is 2^23 + q in fp32; q has 8 significant bits, so the upper half of its fp32 form is its bf16 form.
+template <>
+struct AffineValues<CudaWeightKind::kAffine8Wide> {
+  uint32_t scale_bias;
+  __device__ __forceinline__ explicit AffineValues(uint32_t word) : scale_bias(word) {}
+  __device__ __forceinline__ void of(uint2 codes, Bf16x2 (&out)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t word = j < 2 ? codes.x : codes.y;
+      const uint32_t at = 2 * (j % 2);
+      const float low = __fadd_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + at)), -8388608.0f);
+      const float high = __fadd_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7441 + at)), -8388608.0f);
+      const Bf16x2 pair = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+      out[j] = fma_bf16x2(pair, low_half(scale_bias), high_half(scale_bias));
+    }
+  }
+};
 
 /// The rows g and g + 8 of a block as the two steps' A fragments.
 __device__ __forceinline__ void fragments_of_rows(const Bf16x2 (&row)[4], const Bf16x2 (&upper)[4], Bf16x2 (&a)[2][4]) {
@@ -68,7 +113,7 @@ __device__ __forceinline__ void fragments_of_rows(const Bf16x2 (&row)[4], const 
   }
 }
 
-/// A lane's part of a stage in registers (skinny kernels), and of half a stage read from shared memory (tile kernels).
+/// A lane's part of a stage in registers.
 template <CudaWeightKind kKind, int kSets>
 struct WeightStage;
 
@@ -78,12 +123,14 @@ template <>
 struct WeightScales<1> {
   uint2 v;
   __device__ __forceinline__ void load(const uint8_t* p, bool present) { load_stream8(v, p, present); }
+  __device__ __forceinline__ void load_shared(uint32_t p) { v = load_shared8(p); }
   __device__ __forceinline__ uint2 of(int /*half*/) const { return v; }
 };
 template <>
 struct WeightScales<2> {
   uint4 v;
   __device__ __forceinline__ void load(const uint8_t* p, bool present) { load_stream16(v, p, present); }
+  __device__ __forceinline__ void load_shared(uint32_t p) { v = load_shared16(p); }
   __device__ __forceinline__ uint2 of(int half) const {
     return half == 0 ? make_uint2(v.x, v.y) : make_uint2(v.z, v.w);
   }
@@ -106,58 +153,41 @@ struct WeightStage<CudaWeightKind::kBf16, 0> {
     unpack(v[2 * half], a[0]);
     unpack(v[2 * half + 1], a[1]);
   }
-  static __device__ __forceinline__ void shared_fragments(uint32_t stage, int half, int lane, Bf16x2 (&a)[2][4]) {
-    unpack(load_shared16(stage + bf16_offset(half, 0, lane)), a[0]);
-    unpack(load_shared16(stage + bf16_offset(half, 1, lane)), a[1]);
+  __device__ __forceinline__ void load_shared(uint32_t stage, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = load_shared16(stage + bf16_offset(i / 2, i % 2, lane));
   }
 };
 
-template <int kSets>
-struct WeightStage<CudaWeightKind::kAffine4, kSets> {
-  static constexpr CudaWeightKind kKind = CudaWeightKind::kAffine4;
-  uint4 codes;
+/// Affine codes, 4 or 8 bits. Per half of the stage, codes of row g and of row g + 8.
+template <CudaWeightKind kKind, int kSets>
+struct WeightStage {
+  static constexpr bool kFour = kept_bits(kKind) == 4;
+  uint4 codes[kFour ? 1 : 2];
   WeightScales<kSets> scales;
   __device__ __forceinline__ void load(const uint8_t* stage, int lane, bool present) {
-    load_stream16(codes, stage + affine4_offset(0, 0, lane), present);
+    load_stream16(codes[0], stage + lane * 16, present);
+    if constexpr (!kFour) load_stream16(codes[1], stage + affine8_offset(1, 0, lane), present);
     scales.load(stage + scale_offset(kKind, kSets, 0, lane / 4, 0), present);
   }
-  static __device__ __forceinline__ void convert(uint2 codes, uint2 scales, Bf16x2 (&a)[2][4]) {
-    Bf16x2 row[4], upper[4];
-    values_of_codes4(codes.x, scales.x, row);
-    values_of_codes4(codes.y, scales.y, upper);
-    fragments_of_rows(row, upper, a);
+  /// The same from shared memory.
+  __device__ __forceinline__ void load_shared(uint32_t stage, int lane) {
+    codes[0] = load_shared16(stage + lane * 16);
+    if constexpr (!kFour) codes[1] = load_shared16(stage + affine8_offset(1, 0, lane));
+    scales.load_shared(stage + scale_offset(kKind, kSets, 0, lane / 4, 0));
   }
   __device__ __forceinline__ void fragments(int half, Bf16x2 (&a)[2][4]) const {
-    convert(half == 0 ? make_uint2(codes.x, codes.y) : make_uint2(codes.z, codes.w), scales.of(half), a);
-  }
-  static __device__ __forceinline__ void shared_fragments(uint32_t stage, int half, int lane, Bf16x2 (&a)[2][4]) {
-    convert(load_shared8(stage + affine4_offset(half, 0, lane)),
-            load_shared8(stage + scale_offset(kKind, kSets, kSets == 2 ? half : 0, lane / 4, 0)), a);
-  }
-};
-
-template <int kSets>
-struct WeightStage<CudaWeightKind::kAffine8, kSets> {
-  static constexpr CudaWeightKind kKind = CudaWeightKind::kAffine8;
-  uint4 codes[2];
-  WeightScales<kSets> scales;
-  __device__ __forceinline__ void load(const uint8_t* stage, int lane, bool present) {
-    load_stream16(codes[0], stage + affine8_offset(0, 0, lane), present);
-    load_stream16(codes[1], stage + affine8_offset(1, 0, lane), present);
-    scales.load(stage + scale_offset(kKind, kSets, 0, lane / 4, 0), present);
-  }
-  static __device__ __forceinline__ void convert(uint4 codes, uint2 scales, Bf16x2 (&a)[2][4]) {
+    const uint2 scale = scales.of(half);
+    const AffineValues<kKind> low(scale.x), high(scale.y);
     Bf16x2 row[4], upper[4];
-    values_of_codes8(make_uint2(codes.x, codes.y), scales.x, row);
-    values_of_codes8(make_uint2(codes.z, codes.w), scales.y, upper);
+    if constexpr (kFour) {
+      low.of(half == 0 ? codes[0].x : codes[0].z, row);
+      high.of(half == 0 ? codes[0].y : codes[0].w, upper);
+    } else {
+      low.of(make_uint2(codes[half].x, codes[half].y), row);
+      high.of(make_uint2(codes[half].z, codes[half].w), upper);
+    }
     fragments_of_rows(row, upper, a);
-  }
-  __device__ __forceinline__ void fragments(int half, Bf16x2 (&a)[2][4]) const {
-    convert(codes[half], scales.of(half), a);
-  }
-  static __device__ __forceinline__ void shared_fragments(uint32_t stage, int half, int lane, Bf16x2 (&a)[2][4]) {
-    convert(load_shared16(stage + affine8_offset(half, 0, lane)),
-            load_shared8(stage + scale_offset(kKind, kSets, kSets == 2 ? half : 0, lane / 4, 0)), a);
   }
 };
 

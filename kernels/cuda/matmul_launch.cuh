@@ -62,9 +62,8 @@ inline int stream_x_bytes(const MatmulArgs& args, int tiles, int blocks) {
   return most;
 }
 
-/// False where a block's activations and rings of two slots do not fit in shared memory. `stage`: bytes; `unit`: stages
-/// that the kernel takes at a time.
-inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, int unit, StreamLaunch& launch) {
+/// False where a block's activations and rings of two slots do not fit in shared memory. `stage`: bytes.
+inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, StreamLaunch& launch) {
   StreamShape& shape = launch.shape;
   shape.tiles = number_blocks(args, 1, 1);
   launch.blocks = std::min(gpu.multiprocessors, shape.tiles);
@@ -84,11 +83,11 @@ inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, int u
   };
   // Half of the shared memory where that does: the next launch's blocks can then fill their rings beside ours. Blocks
   // of many warps have no registers left for that. Larger slots cost fewer copies.
-  constexpr int kFewWarps = 14, kFewestWarps = 10;
+  constexpr int kFewWarps = 14, kFewestWarps = 10, kLeast = 2;
   const int half = (gpu.shared_bytes + 1024) / 2 - 1024;  // 1,024 of each block are the system's
   bool fits = tiles <= kFewWarps && fit(kStreamWarps, 8, half);
-  for (int chunk = 16; chunk >= unit && !fits; chunk /= 2) fits = fit(kStreamWarps, chunk, gpu.shared_bytes);
-  if (!fits && !fit(kFewestWarps, unit, gpu.shared_bytes)) return false;
+  for (int chunk = 16; chunk >= kLeast && !fits; chunk /= 2) fits = fit(kStreamWarps, chunk, gpu.shared_bytes);
+  if (!fits && !fit(kFewestWarps, kLeast, gpu.shared_bytes)) return false;
   const auto round = [](int bytes) { return (bytes + 127) / 128 * 128; };
   shape.x_at = round(8 * (kMaxWindows + launch.warps * shape.slots));
   shape.ring_at = round(shape.x_at + x_bytes);
@@ -100,7 +99,7 @@ inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, int u
 template <CudaWeightKind kKind, int kSets, int kRowTiles>
 std::optional<bool> launch_stream(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   StreamLaunch launch;
-  if (!shape_stream(args, gpu, stage_bytes(kKind, kSets), stream_unit(kKind, kRowTiles), launch)) return std::nullopt;
+  if (!shape_stream(args, gpu, stage_bytes(kKind, kSets), launch)) return std::nullopt;
   const auto kernel = stream_matmul_kernel<kKind, kSets, kRowTiles>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
   int device = 0;

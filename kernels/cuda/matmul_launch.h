@@ -16,5 +16,6 @@ struct GpuFacts {
 bool launch_matmul_bf16(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream);
 bool launch_matmul_affine4(MatmulArgs& args, int sets, const GpuFacts& gpu, cudaStream_t stream);
 bool launch_matmul_affine8(MatmulArgs& args, int sets, const GpuFacts& gpu, cudaStream_t stream);
+bool launch_matmul_wide(CudaWeightKind kind, int sets, MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream);
 
 }  // namespace tensorfold

@@ -30,19 +30,19 @@ __host__ __device__ inline uint4 packed_piece(const uint8_t* staged, CudaWeightK
     const int64_t at = stage * 128 + (32 * (piece / 64) + 8 * t + 4 * (piece / 32 % 2)) * 2;
     return make_uint4(word(row + at), word(upper + at), word(row + at + 4), word(upper + at + 4));
   }
-  if (kind == CudaWeightKind::kAffine4 && piece < 32) {
+  if (kept_bits(kind) == 4 && piece < 32) {
     const int64_t at = stage * 32 + 4 * t;
     return make_uint4(interleave_codes4(word(row + at)), interleave_codes4(word(upper + at)),
                       interleave_codes4(word(row + at + 16)), interleave_codes4(word(upper + at + 16)));
   }
-  if (kind == CudaWeightKind::kAffine8 && piece < 64) {
+  if (kept_bits(kind) == 8 && piece < 64) {
     const int64_t at = stage * 64 + 32 * (piece / 32) + 8 * t;
     return make_uint4(word(row + at), word(row + at + 4), word(upper + at), word(upper + at + 4));
   }
   const uint8_t* scales = staged + tiles * kTileRows * row_bytes;
   uint32_t words[4];
   for (int w = 0; w < 4; ++w) {
-    const int i = (piece - (kind == CudaWeightKind::kAffine4 ? 32 : 64)) * 4 + w;  // (g, set, upper), the last fastest
+    const int i = (piece - 8 * kept_bits(kind)) * 4 + w;  // (g, set, upper), the last fastest
     const int row_in_tile = i / (2 * sets) + 8 * (i % 2), set = i / 2 % sets;
     words[w] = word(scales + 4 * ((tile * kTileRows + row_in_tile) * stages * sets + stage * sets + set));
   }

@@ -32,6 +32,22 @@ uint32_t code_at(const std::byte* row, int bits, int64_t col) {
   return (word >> (first % 8)) & ((1u << bits) - 1);
 }
 
+// Below 2^-5; then the product is exact.
+uint16_t raised_scale(float scale) { return bf16_of_float(scale * 0x1p100f * 0x1p33f); }
+
+bool has_large_scale(const MatrixSource& s) {
+  const int64_t groups = s.cols / s.group;
+  for (int64_t row = 0; row < s.rows; ++row) {
+    const std::byte* scales = s.scales + row * s.scale_row_bytes;
+    for (int64_t i = 0; i < groups; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, scales + 2 * i, 2);
+      if ((bits & 0x7fff) >= 0x3d00) return true;  // 2^-5, infinity, NaN
+    }
+  }
+  return false;
+}
+
 void stage_plain_row(const MatrixSource& s, int64_t row, uint8_t* to) {
   const std::byte* from = s.data + row * s.row_bytes;
   if (s.format == WeightFormat::kBf16) {
@@ -47,8 +63,7 @@ void stage_plain_row(const MatrixSource& s, int64_t row, uint8_t* to) {
 void stage_affine_row(const MatrixSource& s, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
                       uint8_t* scales) {
   const std::byte* from = s.data + row * s.row_bytes;
-  const int kept_bits = format.kind == CudaWeightKind::kAffine4 ? 4 : 8;
-  if (s.bits == kept_bits) {
+  if (s.bits == kept_bits(format.kind)) {
     std::memcpy(codes, from, static_cast<size_t>(s.cols * s.bits / 8));
   } else {
     for (int64_t c = 0; c < s.cols; ++c) codes[c] = static_cast<uint8_t>(code_at(from, s.bits, c));
@@ -58,7 +73,10 @@ void stage_affine_row(const MatrixSource& s, int64_t row, PackFormat format, int
   const int64_t set_columns = kStageColumns / format.sets;
   for (int64_t e = 0; e < stages * format.sets && e * set_columns < s.cols; ++e) {
     const int64_t group = e * set_columns / s.group;
-    std::memcpy(scales + 4 * e, row_scales + 2 * group, 2);
+    uint16_t scale;
+    std::memcpy(&scale, row_scales + 2 * group, 2);
+    if (!has_wide_scales(format.kind)) scale = raised_scale(element(row_scales, WeightFormat::kBf16, group));
+    std::memcpy(scales + 4 * e, &scale, 2);
     std::memcpy(scales + 4 * e + 2, row_biases + 2 * group, 2);
   }
 }
@@ -78,14 +96,16 @@ std::string pack_source_error(const MatrixSource& s) {
 
 PackFormat pack_format(const MatrixSource& s) {
   if (s.format != WeightFormat::kMlxAffine || s.scale_format != WeightFormat::kBf16) return {};
-  return {s.bits == 4 ? CudaWeightKind::kAffine4 : CudaWeightKind::kAffine8, s.group == 32 ? 2 : 1};
+  const bool wide = has_large_scale(s);
+  const CudaWeightKind four = wide ? CudaWeightKind::kAffine4Wide : CudaWeightKind::kAffine4;
+  const CudaWeightKind eight = wide ? CudaWeightKind::kAffine8Wide : CudaWeightKind::kAffine8;
+  return {s.bits == 4 ? four : eight, s.group == 32 ? 2 : 1};
 }
 
 void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
                uint8_t* scales, WeightView& view) {
   const int64_t row_bytes = staged_row_bytes(format.kind, stages);
-  const int bits = format.kind == CudaWeightKind::kBf16 ? 16 : format.kind == CudaWeightKind::kAffine4 ? 4 : 8;
-  const int64_t used = source.cols * bits / 8;
+  const int64_t used = source.cols * kept_bits(format.kind) / 8;
   std::memset(codes + used, 0, static_cast<size_t>(row_bytes - used));
   if (format.kind != CudaWeightKind::kBf16) {
     std::memset(scales, 0, static_cast<size_t>(staged_scale_bytes(format.sets, stages)));

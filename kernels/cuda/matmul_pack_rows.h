@@ -19,11 +19,12 @@ struct PackFormat {
 
 /// What is wrong with a source, as a sentence, or empty.
 std::string pack_source_error(const MatrixSource& source);
+/// Reads all of a matrix's scales.
 PackFormat pack_format(const MatrixSource& source);
 
 /// Rows of the staging buffers: codes or values in column order, padded with zeros to whole stages …
 __host__ __device__ constexpr int64_t staged_row_bytes(CudaWeightKind kind, int64_t stages) {
-  return stages * (kind == CudaWeightKind::kBf16 ? 128 : kind == CudaWeightKind::kAffine4 ? 32 : 64);
+  return stages * 8 * kept_bits(kind);
 }
 /// … and, after all rows' codes, of each row the scale and bias of each set, 4 bytes.
 __host__ __device__ constexpr int64_t staged_scale_bytes(int sets, int64_t stages) { return stages * sets * 4; }

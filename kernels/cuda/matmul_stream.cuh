@@ -9,12 +9,13 @@
 //
 // Contract: an output is mma.m16n8k16 chained over K ascending, from +0, in the order of columns that matmul_format.cuh
 // gives; lanes of rows that there are not take the last row's values, in columns of B which no other column's bits
-// depend on and which are not stored. Codes become values in two ways, which give the same bits (matmul_quick.cuh).
+// depend on and which are not stored.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_format.cuh"
-#include "kernels/cuda/matmul_quick.cuh"
 #include "kernels/cuda/matmul_store.cuh"
 #include "kernels/cuda/mbarrier.cuh"
 
@@ -26,11 +27,9 @@ inline constexpr int kWindowStages = 16;  // activations come in windows of so m
 inline constexpr int kMaxWindows = 64;    // of a block
 inline constexpr int kMaxSlots = 32;      // of a warp
 
-/// Stages that are worked on together: their loads and conversions mix with each other's products.
-__host__ __device__ constexpr int stream_unit(CudaWeightKind kind, int row_tiles) {
-  if (kind == CudaWeightKind::kBf16) return 1;
-  return kind == CudaWeightKind::kAffine4 && row_tiles == 1 ? 4 : 2;
-}
+/// Stages that are written out one after the other, so that conversions and loads mix with products; the next stage's
+/// operands come from shared memory meanwhile.
+__host__ __device__ constexpr int stream_unit(CudaWeightKind kind) { return kind == CudaWeightKind::kBf16 ? 2 : 4; }
 
 /// Bytes between rows of activations in shared memory: 64 more than a multiple of 128, so that the two rows of which 8
 /// lanes read 64 bytes each lie in different banks.
@@ -42,7 +41,7 @@ __host__ __device__ constexpr int stream_first_tile(int tiles, int blocks, int b
 }
 
 /// Shared memory of a block: barriers of windows, of slots; activations of its views; the warps' rings.
-/// A copy brings a slot's `chunk` stages, a multiple of stream_unit().
+/// A copy brings a slot's `chunk` stages.
 struct StreamShape {
   int32_t tiles = 0;
   int32_t slots = 0;  // of a warp
@@ -66,13 +65,62 @@ inline constexpr int kSlotArrivals = 1;
 inline constexpr int kSlotArrivals = 32;
 #endif
 
+/// Brings the activations of a block's views, in windows with a barrier each. Columns beyond K are zeros: what lies
+/// there in x must not count. On sm_90 the first warp asks for whole rows of a window; elsewhere all threads copy.
+__device__ __forceinline__ void bring_activations(const MatmulArgs& args, int first_view, int last_view, uint32_t to,
+                                                  uint32_t window) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (threadIdx.x >= 32) return;
+  const int lane = threadIdx.x;
+  mbarrier_init_done();  // what earlier kernels wrote, for the copies too
+  for (int v = first_view; v <= last_view; ++v) {
+    const MatmulView& view = args.views[v];
+    const int stride = stream_x_stride(view.stages);
+    for (int stage = 0; stage < view.stages; stage += kWindowStages) {
+      const int cols = min(view.cols - stage * kStageColumns, kWindowStages * kStageColumns);
+      const int padded = min(view.stages - stage, kWindowStages) * kStageColumns;
+      for (int i = lane; i < args.rows * (padded - cols) / 8; i += 32) {  // of the last window only
+        const int pieces = (padded - cols) / 8;
+        store_shared16(to + i / pieces * stride + 2 * (stage * kStageColumns + cols) + 16 * (i % pieces),
+                       make_uint4(0, 0, 0, 0));
+      }
+      __syncwarp();
+      if (lane == 0) mbarrier_expect(window, static_cast<uint32_t>(args.rows * cols * 2));
+      __syncwarp();
+      for (int row = lane; row < args.rows; row += 32) {
+        copy_bulk_more(to + row * stride + 2 * stage * kStageColumns,
+                       view.x + row * view.x_stride + stage * kStageColumns, static_cast<uint32_t>(cols * 2), window);
+      }
+      window += 8;
+    }
+    to += args.rows * stride;
+  }
+#else
+  constexpr int kPieces = kWindowStages * kStageColumns / 8;
+  for (int v = first_view; v <= last_view; ++v) {
+    const MatmulView& view = args.views[v];
+    const int stride = stream_x_stride(view.stages);
+    for (int piece0 = 0; piece0 < view.stages * (kStageColumns / 8); piece0 += kPieces) {
+      for (int i = threadIdx.x; i < args.rows * kPieces; i += blockDim.x) {
+        const int row = i / kPieces;
+        const int piece = piece0 + i % kPieces;
+        if (piece < view.stages * (kStageColumns / 8)) {
+          copy_async16(to + row * stride + 16 * piece, view.x + row * view.x_stride + 8 * piece, 8 * piece < view.cols);
+        }
+      }
+      mbarrier_arrive_after_copies(window);
+      window += 8;
+    }
+    to += args.rows * stride;
+  }
+#endif
+}
+
 template <CudaWeightKind kKind, int kSets, int kRowTiles>
 __global__ void __launch_bounds__(32 * kStreamWarps, 1)
     stream_matmul_kernel(const __grid_constant__ MatmulArgs args, const __grid_constant__ StreamShape shape) {
   constexpr int kStage = stage_bytes(kKind, kSets);
-  constexpr int kUnit = stream_unit(kKind, kRowTiles);
-  // Halves of a stage that activations are loaded ahead.
-  constexpr int kAhead = kRowTiles == 1 && kUnit > 1 ? 4 : 2;
+  constexpr int kUnit = stream_unit(kKind);
   extern __shared__ __align__(128) uint8_t shared[];
   pdl_launch();
   const int lane = threadIdx.x % 32;
@@ -118,35 +166,15 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
 #pragma unroll 1
   for (int i = 0; i < shape.slots; ++i) fill(i);
 
-  for (int i = threadIdx.x; i < kMaxWindows; i += blockDim.x) mbarrier_init(windows + 8 * i, blockDim.x);
+  for (int i = threadIdx.x; i < kMaxWindows; i += blockDim.x) {
+    mbarrier_init(windows + 8 * i, kSlotArrivals == 1 ? 1 : blockDim.x);
+  }
+  mbarrier_init_done();
   __syncthreads();
   pdl_wait();
 
   const int first_view = view_of_block(args, first);
-  {
-    const int last_view = view_of_block(args, end - 1);
-    uint32_t to = windows + shape.x_at;
-    uint32_t window = windows;
-    for (int v = first_view; v <= last_view; ++v) {
-      const MatmulView& view = args.views[v];
-      const int stride = stream_x_stride(view.stages);
-      constexpr int kPieces = kWindowStages * kStageColumns / 8;
-      for (int piece0 = 0; piece0 < view.stages * (kStageColumns / 8); piece0 += kPieces) {
-        for (int i = threadIdx.x; i < args.rows * kPieces; i += blockDim.x) {
-          const int row = i / kPieces;
-          const int piece = piece0 + i % kPieces;
-          // Columns beyond K are zeros: what lies there in x must not count.
-          if (piece < view.stages * (kStageColumns / 8)) {
-            copy_async16(to + row * stride + 16 * piece, view.x + row * view.x_stride + 8 * piece,
-                         8 * piece < view.cols);
-          }
-        }
-        mbarrier_arrive_after_copies(window);
-        window += 8;
-      }
-      to += args.rows * stride;
-    }
-  }
+  bring_activations(args, first_view, view_of_block(args, end - 1), windows + shape.x_at, windows);
 
   int slot = 0;
   uint32_t parity = 0;
@@ -165,56 +193,35 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
       xs[j] = x + min(8 * j + lane / 4, args.rows - 1) * stream_x_stride(view.stages);
     }
     float acc[1][kRowTiles][4] = {};
-    const auto multiply = [&](const Bf16x2(&a)[2][4], const uint4(&b)[kRowTiles]) {
+    // The stage at hand in [0] or [1], the next one in the other.
+    WeightStage<kKind, kSets> weights[2];
+    uint4 b[2][2][kRowTiles];  // [stage][half]
+    const auto load = [&](int to, uint32_t at, int x_stage) {
+      weights[to].load_shared(at, lane);
 #pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[0], b[j].x, b[j].y);
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[1], b[j].z, b[j].w);
-    };
-    const auto load_x = [&](uint4(&b)[kRowTiles], int half) {
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) b[j] = load_shared16(xs[j] + 64 * half);
-    };
-    // A stage of those at `at`; slower.
-    const auto step = [&](uint32_t at, int i) {
-#pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        uint4 b[kRowTiles];
-        load_x(b, 2 * i + half);
-        Bf16x2 a[2][4];
-        WeightStage<kKind, kSets>::shared_fragments(at + i * kStage, half, lane, a);
-        multiply(a, b);
+#pragma unroll
+        for (int j = 0; j < kRowTiles; ++j) b[to][half][j] = load_shared16(xs[j] + 128 * x_stage + 64 * half);
       }
     };
-    // kUnit stages; false when their scales do not allow it, and acc is as it was.
-    const auto quick_unit = [&](uint32_t at) {
-      QuickStage<kKind, kSets> stage[kUnit];
-      uint4 b[kAhead][kRowTiles];
+    // kCount stages from `at`, of which the first has been loaded; loads the one after them too, where there is one
+    // (`more`; else the last again, so that nothing is read that did not come).
+    const auto run = [&](auto count, uint32_t at, int more) {
+      constexpr int kCount = decltype(count)::value;
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) load_x(b[i], i);
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) stage[i].load(at + i * kStage, lane);
-      float before[kRowTiles][4];
-      memcpy(before, acc, sizeof(acc));
-      Bf16x2 bad = 0;
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) {
-        Bf16x2 a[2][2][4];
-        stage[i].fragments(bad, a);
+      for (int i = 0; i < kCount; ++i) {
+        const int next = i + 1 < kCount ? i + 1 : kCount - 1 + more;
+        load((i + 1) % 2, at + next * kStage, next);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int block = 2 * i + half;
-          multiply(a[half], b[block % kAhead]);
-          if (block + kAhead < 2 * kUnit) load_x(b[block % kAhead], block + kAhead);
+          Bf16x2 a[2][4];
+          weights[i % 2].fragments(half, a);
+#pragma unroll
+          for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[0], b[i % 2][half][j].x, b[i % 2][half][j].y);
+#pragma unroll
+          for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[1], b[i % 2][half][j].z, b[i % 2][half][j].w);
         }
       }
-      if constexpr (kKind != CudaWeightKind::kBf16) {
-        if (__any_sync(0xffffffff, (bad & 0x7fff) != 0)) {
-          memcpy(acc, before, sizeof(acc));
-          return false;
-        }
-      }
-      return true;
     };
     const int stages = view.stages;
     int come = 0;  // stages whose activations are known to have come
@@ -223,15 +230,27 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
       for (; come < done + count; come += kWindowStages, window += 8) mbarrier_wait(window, 0);
       mbarrier_wait(barriers + 8 * slot, parity);
       uint32_t at = ring + slot * slot_bytes;
+      load(0, at, 0);
+      int left = count;
 #pragma unroll 1
-      for (int left = count; left > 0; left -= kUnit) {
-        if (left < kUnit || !quick_unit(at)) {
-#pragma unroll 1
-          for (int i = 0; i < min(kUnit, left); ++i) step(at, i);
-        }
+      for (; left >= kUnit; left -= kUnit) {
+        run(std::integral_constant<int, kUnit>(), at, left > kUnit ? 1 : 0);
         at += kUnit * kStage;
 #pragma unroll
         for (int j = 0; j < kRowTiles; ++j) xs[j] += kUnit * 2 * kStageColumns;
+      }
+#pragma unroll 1
+      for (; left > 0; --left) {
+        run(std::integral_constant<int, 1>(), at, left > 1 ? 1 : 0);
+        weights[0] = weights[1];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int j = 0; j < kRowTiles; ++j) b[0][half][j] = b[1][half][j];
+        }
+        at += kStage;
+#pragma unroll
+        for (int j = 0; j < kRowTiles; ++j) xs[j] += 2 * kStageColumns;
       }
       __syncwarp();
       fill(slot);
@@ -242,8 +261,9 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 1)
     }
     store_accumulators(view, args.epilogue, args.rows, tile - view.first_block, 0, lane, acc);
   }
+  // A warp that had no tile leaves no copy behind (the first warp has one, and so has each view).
   copy_async_commit();
-  copy_async_wait<0>();  // a warp that had no tile leaves no copy behind
+  copy_async_wait<0>();
 }
 
 }  // namespace tensorfold

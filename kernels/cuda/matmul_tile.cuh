@@ -64,18 +64,6 @@ __device__ __forceinline__ uint2 load_here8(uint32_t address) {
   return v;
 }
 
-/// A half of a register twice, written so that it becomes a modifier of the instruction that uses it.
-__device__ __forceinline__ Bf16x2 low_half(uint32_t v) {
-  Bf16x2 d;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(v));
-  return d;
-}
-__device__ __forceinline__ Bf16x2 high_half(uint32_t v) {
-  Bf16x2 d;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(v));
-  return d;
-}
-
 /// A lane's part of half a stage of a tile between shared memory and fragments. load() for half 0 comes before the one
 /// for half 1; fragments() makes the places of row g (upper = 0) or g + 8 (upper = 1) of both steps.
 template <CudaWeightKind kKind, int kSets>
@@ -105,36 +93,23 @@ struct TileWeights<CudaWeightKind::kBf16, 0> {
   }
 };
 
-template <int kSets>
-struct TileWeights<CudaWeightKind::kAffine4, kSets> {
-  uint4 codes;  // of both halves
+template <CudaWeightKind kKind, int kSets>
+struct TileWeights {
+  static constexpr bool kFour = kept_bits(kKind) == 4;
+  uint4 codes;  // 4 bits: of both halves
   uint2 scales;
   __device__ __forceinline__ void load(uint32_t stage, int half, int lane) {
-    if (half == 0) codes = load_here16(stage + affine4_offset(0, 0, lane));
-    scales = load_here8(stage + scale_offset(CudaWeightKind::kAffine4, kSets, kSets == 2 ? half : 0, lane / 4, 0));
+    if (!kFour || half == 0) codes = load_here16(stage + (kFour ? lane * 16 : affine8_offset(half, 0, lane)));
+    scales = load_here8(stage + scale_offset(kKind, kSets, kSets == 2 ? half : 0, lane / 4, 0));
   }
   __device__ __forceinline__ void fragments(int half, int upper, Bf16x2 (&a)[2][4]) const {
+    const AffineValues<kKind> values(upper == 0 ? scales.x : scales.y);
     Bf16x2 row[4];
-    const uint32_t scale = upper == 0 ? scales.x : scales.y;
-    values_of_codes4(half == 0 ? (upper == 0 ? codes.x : codes.y) : (upper == 0 ? codes.z : codes.w), low_half(scale),
-                     high_half(scale), row);
-    place_row(row, upper, a);
-  }
-};
-
-template <int kSets>
-struct TileWeights<CudaWeightKind::kAffine8, kSets> {
-  uint4 codes;
-  uint2 scales;
-  __device__ __forceinline__ void load(uint32_t stage, int half, int lane) {
-    codes = load_here16(stage + affine8_offset(half, 0, lane));
-    scales = load_here8(stage + scale_offset(CudaWeightKind::kAffine8, kSets, kSets == 2 ? half : 0, lane / 4, 0));
-  }
-  __device__ __forceinline__ void fragments(int /*half*/, int upper, Bf16x2 (&a)[2][4]) const {
-    Bf16x2 row[4];
-    const uint32_t scale = upper == 0 ? scales.x : scales.y;
-    values_of_codes8(upper == 0 ? make_uint2(codes.x, codes.y) : make_uint2(codes.z, codes.w), low_half(scale),
-                     high_half(scale), row);
+    if constexpr (kFour) {
+      values.of(half == 0 ? (upper == 0 ? codes.x : codes.y) : (upper == 0 ? codes.z : codes.w), row);
+    } else {
+      values.of(upper == 0 ? make_uint2(codes.x, codes.y) : make_uint2(codes.z, codes.w), row);
+    }
     place_row(row, upper, a);
   }
 };

@@ -40,12 +40,20 @@ __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-/// Copies `bytes` (a multiple of 16, both addresses too) to shared memory; one arrival, made when they have come.
-__device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+/// One of the barrier's arrivals; its phase ends when `bytes` have come too.
+__device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// Copies bytes that are expected.
+__device__ __forceinline__ void copy_bulk_more(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
+}
+/// Copies `bytes` (a multiple of 16, both addresses too) to shared memory; one arrival, made when they have come.
+__device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  mbarrier_expect(barrier, bytes);
+  copy_bulk_more(shared, global, bytes, barrier);
 }
 #endif
 

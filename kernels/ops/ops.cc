@@ -90,7 +90,11 @@ void Ops::pool_rows(RowCache&, const PoolArgs&) { no_latents("pool_rows"); }
 void Ops::select_rows(const RowCache&, const SelectArgs&) { no_latents("select_rows"); }
 void Ops::latent_attention(const RowCache&, const LatentAttentionArgs&) { no_latents("latent_attention"); }
 
-// Likewise for supports_row_caches().
+// Likewise for supports_state() and supports_row_caches().
+void Ops::relu_squared(Tensor) { kernel_check(false, "relu_squared: this backend has no such operation"); }
+
+void Ops::mamba2(const Mamba2Args&) { kernel_check(false, "mamba2: this backend has no Mamba2 layers"); }
+
 std::unique_ptr<RowCache> Ops::make_row_cache(std::span<const RowCacheLayer>, int64_t) {
   kernel_check(false, "make_row_cache: this backend has no row caches");
   return nullptr;
@@ -103,8 +107,10 @@ void Ops::row_write(RowCache&, int64_t, Tensor, const RowBatch&) {
 void Ops::qkv(KvCache& cache, int64_t layer, const QkvArgs& args) {
   if (args.q_norm != nullptr) rms_norm(args.q, args.heads, *args.q_norm, args.eps, args.q);
   if (args.k_norm != nullptr) rms_norm(args.k, args.kv_heads, *args.k_norm, args.eps, args.k);
-  rope(args.q, args.heads, args.head_dim, args.rope);
-  rope(args.k, args.kv_heads, args.head_dim, args.rope);
+  if (args.rope.cos.data != nullptr) {
+    rope(args.q, args.heads, args.head_dim, args.rope);
+    rope(args.k, args.kv_heads, args.head_dim, args.rope);
+  }
   kv_write(cache, layer, args.k, args.v, args.rows);
 }
 

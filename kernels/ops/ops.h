@@ -108,7 +108,8 @@ class Weight {
 };
 
 /// One expert's part on a rank: gate and up [columns, hidden], and down [hidden, columns of a slice] for each slice
-/// that the rank owns, ascending; the slices' columns together are `columns`.
+/// that the rank owns, ascending; the slices' columns together are `columns`. Without a gate (gate.rows 0, for all
+/// experts of a layer) the inner values are relu(up x)^2.
 struct ExpertSource {
   MatrixSource gate;
   MatrixSource up;
@@ -242,8 +243,25 @@ struct DeltaNetShape {
   }
 };
 
+/// Local shape of a Mamba2 layer: whole groups of heads that this rank owns; heads / groups neighbouring heads share a
+/// group's B and C, and are normed together.
+struct Mamba2Shape {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t groups = 0;
+  int64_t state = 0;
+  int64_t conv_kernel = 4;
+  int64_t max_window = 16;  // most tentative rows a pass may have
+  int64_t width() const { return heads * head_dim; }
+  int64_t channels() const { return width() + 2 * groups * state; }
+  /// As DeltaNetShape::state_values().
+  int64_t state_values() const {
+    return width() * state + channels() * (conv_kernel - 1) + max_window * (channels() + heads);
+  }
+};
+
 /// The kinds of recurrent layers.
-using StateShape = std::variant<DeltaNetShape>;
+using StateShape = std::variant<DeltaNetShape, Mamba2Shape>;
 /// Bytes of one sequence's state in such a layer, as the memory plan counts them.
 inline int64_t state_bytes(const StateShape& shape) {
   return std::visit([](const auto& s) { return s.state_values() * static_cast<int64_t>(sizeof(float)); }, shape);
@@ -266,8 +284,27 @@ struct DeltaNetArgs {
   int64_t layer = 0;  // of rows.recurrent
 };
 
-/// One attention layer's step before attention: optional norms and rotation of each query and key head in place, then
-/// keys and values into the cache.
+struct Mamba2Args {
+  const Mamba2Shape* shape = nullptr;
+  Tensor z;                           // [rows, width]
+  Tensor xbc;                         // [rows, channels] before the convolution: x heads | B groups | C groups
+  Tensor dt;                          // [rows, heads]
+  const Vector* conv = nullptr;       // [channels * conv_kernel], kernel taps of one channel together, oldest first
+  const Vector* conv_bias = nullptr;  // [channels], or null
+  const Vector* a_log = nullptr;      // [heads]
+  const Vector* dt_bias = nullptr;    // [heads]
+  const Vector* d = nullptr;          // [heads]
+  const Vector* norm = nullptr;       // [width]
+  float eps = 1e-5f;
+  float least_step = 0.0f;  // bounds of the time step; infinity: none
+  float most_step = 0.0f;
+  Tensor out;  // [rows, width]: rms(y * silu(z)) of each group, times norm
+  RowBatch rows;
+  int64_t layer = 0;  // of rows.recurrent
+};
+
+/// One attention layer's step before attention: optional norms and rotation of each query and key head in place (none
+/// where the table has no data), then keys and values into the cache.
 struct QkvArgs {
   Tensor q;  // [rows, heads * head_dim]
   Tensor k;  // [rows, kv_heads * head_dim]
@@ -301,10 +338,10 @@ inline constexpr int64_t kMostExpertSlots = 64;
 
 /// Choosing experts. A row has `slots` = ids.cols slots, the last of them for the shared expert if there is one.
 struct RouteArgs {
-  Tensor logits;        // [rows, experts]
+  Tensor logits;               // [rows, experts]
   Tensor shared_gate;          // [rows, 1], or no data: no shared expert, unless
   bool shared_always = false;  // there is one without a gate: weight 1
-  bool given = false;          // ids holds the choice already (the shared expert's slot too); only weights are computed
+  bool given = false;          // ids holds the choice of the routed ones already; only weights are computed
   RouterScore score = RouterScore::kSoftmax;
   const Vector* bias = nullptr;  // [experts], added to the scores for the choice alone; null: none
   bool renormalise = false;      // divide a row's weights by their sum
@@ -443,6 +480,8 @@ class Ops {
   virtual void silu_mul(Tensor gate_up, Tensor out) = 0;
   /// x[r, i] *= sigmoid(gate[r, i]).
   virtual void sigmoid_mul(Tensor x, Tensor gate) = 0;
+  /// x[r, i] = max(x[r, i], 0)^2, NaN kept. There where supports_state(Mamba2Shape) is.
+  virtual void relu_squared(Tensor x);
   /// dst[i, :] = src[rows[i], :].
   virtual void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) = 0;
 
@@ -455,10 +494,12 @@ class Ops {
   /// sigmoid, or sqrt(softplus). The choice goes by logit, or by score + bias where there is a bias: larger first, NaN
   /// last, ties to the lower number; slot order is that order. Weights are the chosen scores without the bias;
   /// renormalised: each divided by (their sum in ascending slot order + 1e-20); then each times `scale`. With a shared
-  /// gate the last slot is expert number `experts` (logits.cols) with weight sigmoid(shared_gate).
+  /// expert the last slot is expert number `experts` (logits.cols) with weight sigmoid(shared_gate), or 1 if it has no
+  /// gate.
   virtual void route(const RouteArgs& args);
   /// partial[s][r] = sum over slots j, ascending, of weights[r, j] * y(j), the first product rounded, the others added
-  /// by fma; y(j) = down_s(silu(gate x) * (up x)) of expert ids[r, j], each product in the order of matmul. Rows are
+  /// by fma; y(j) = down_s(silu(gate x) * (up x)), or down_s(relu(up x)^2) where experts have no gate, of expert ids[r,
+  /// j], each product in the order of matmul. Rows are
   /// grouped by expert as the backend likes: the bits do not tell.
   virtual void experts(const ExpertsArgs& args);
 
@@ -488,6 +529,11 @@ class Ops {
   // State. --------------------------------------------------------------------------------------------------------
   virtual std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) = 0;
   virtual std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) = 0;
+  /// Whether layers of this kind are there; a model that has one is refused at load where they are not.
+  virtual bool supports_state(const StateShape& shape) const {
+    const auto* delta = std::get_if<DeltaNetShape>(&shape);
+    return delta != nullptr && !delta->channel_decay;
+  }
   /// Whether row caches are there; a model that wants one is refused at load where they are not.
   virtual bool supports_row_caches() const { return false; }
   virtual std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages);
@@ -502,6 +548,11 @@ class Ops {
   /// One step a token in position order: first the group's `accepted` kept inputs of the last window, then its certain
   /// rows (both advance the committed state), then its tentative rows, whose inputs are kept and whose state is not.
   virtual void delta_net(const DeltaNetArgs& args) = 0;
+  /// The same steps of a Mamba2 layer. u = silu(conv(xbc) + bias), taps oldest first by fma, the bias added last;
+  /// step = softplus(dt + dt_bias) within its bounds; S[n][c] = fma(step * x[c], B[n], exp(-exp(a_log) * step) *
+  /// S[n][c]); y[c] = fma over n ascending of C[n] S[n][c], then + D x[c] by fma; then the gate, then the norm of each
+  /// group.
+  virtual void mamba2(const Mamba2Args& args);
 
   // Vocabulary. ---------------------------------------------------------------------------------------------------
   /// The n best of each row by (logit descending, id ascending); ids count from first_id. Rows may hold fewer than n.

@@ -83,6 +83,7 @@ class NegativeControl : public Ops {
   }
   void silu_mul(Tensor gate_up, Tensor out) override { inner_->silu_mul(gate_up, out); }
   void sigmoid_mul(Tensor x, Tensor gate) override { inner_->sigmoid_mul(x, gate); }
+  void relu_squared(Tensor x) override { inner_->relu_squared(x); }
   void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override {
     inner_->gather_rows(src, rows, dst);
   }
@@ -104,6 +105,7 @@ class NegativeControl : public Ops {
   std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override {
     return inner_->make_recurrent_state(shape);
   }
+  bool supports_state(const StateShape& shape) const override { return inner_->supports_state(shape); }
   bool supports_row_caches() const override { return inner_->supports_row_caches(); }
   std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override {
     return inner_->make_row_cache(layers, pages);
@@ -136,6 +138,7 @@ class NegativeControl : public Ops {
   void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override {
     inner_->latent_attention(cache, args);
   }
+  void mamba2(const Mamba2Args& args) override { inner_->mamba2(args); }
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override {
     return inner_->top_candidates(logits, first_id, n);
   }

@@ -105,8 +105,9 @@ RefMatrix ref_sigmoid_mul(const RefMatrix& x, const RefMatrix& gate) {
 }
 
 RefRoutes ref_route(const RefMatrix& logits, const RefMatrix* shared_gate, RouterScore score,
-                    std::span<const float> bias, int64_t chosen, bool renormalise, double scale) {
-  RefRoutes routes{{}, RefMatrix(logits.rows, chosen + (shared_gate != nullptr ? 1 : 0))};
+                    std::span<const float> bias, int64_t chosen, bool renormalise, double scale, bool shared_always) {
+  const bool shared = shared_gate != nullptr || shared_always;
+  RefRoutes routes{{}, RefMatrix(logits.rows, chosen + (shared ? 1 : 0))};
   for (int64_t r = 0; r < logits.rows; ++r) {
     double total = 0;
     for (int64_t e = 0; e < logits.cols; ++e) total += std::exp(logits.at(r, e));
@@ -125,9 +126,9 @@ RefRoutes ref_route(const RefMatrix& logits, const RefMatrix* shared_gate, Route
     for (int64_t j = 0; j < chosen; ++j) {
       routes.weights.at(r, j) = score_of(order[static_cast<size_t>(j)]) / (renormalise ? sum : 1.0) * scale;
     }
-    if (shared_gate != nullptr) {
+    if (shared) {
       order.push_back(logits.cols);
-      routes.weights.at(r, chosen) = sigmoid(shared_gate->at(r, 0));
+      routes.weights.at(r, chosen) = shared_gate != nullptr ? sigmoid(shared_gate->at(r, 0)) : 1.0;
     }
     routes.ids.push_back(order);
   }
@@ -143,8 +144,11 @@ RefMatrix ref_experts(std::span<const RefExpert> experts, const RefMatrix& x, co
     for (size_t j = 0; j < ids.size(); ++j) {
       const RefExpert& expert = experts[static_cast<size_t>(ids[j])];
       const RefMatrix gate = ref_matmul(expert.gate, row), up = ref_matmul(expert.up, row);
-      RefMatrix inner(1, gate.cols);
-      for (int64_t i = 0; i < gate.cols; ++i) inner.at(0, i) = silu(gate.at(0, i)) * up.at(0, i);
+      RefMatrix inner(1, up.cols);
+      for (int64_t i = 0; i < up.cols; ++i) {
+        const double positive = std::max(up.at(0, i), 0.0);
+        inner.at(0, i) = expert.gate.rows == 0 ? positive * positive : silu(gate.at(0, i)) * up.at(0, i);
+      }
       const RefMatrix y = ref_matmul(expert.down, inner);
       for (int64_t i = 0; i < x.cols; ++i) {
         out.at(r, i) += routes.weights.at(r, static_cast<int64_t>(j)) * y.at(0, i);

@@ -39,9 +39,12 @@ struct RefRoutes {
   std::vector<std::vector<int64_t>> ids;
   RefMatrix weights;
 };
+/// `shared_always`: a shared expert of weight 1, without a gate.
 RefRoutes ref_route(const RefMatrix& logits, const RefMatrix* shared_gate, RouterScore score,
-                    std::span<const float> bias, int64_t chosen, bool renormalise, double scale);
-/// sum over slots of weight * down(silu(gate x) * up x); the three matrices of each expert, whole.
+                    std::span<const float> bias, int64_t chosen, bool renormalise, double scale,
+                    bool shared_always = false);
+/// sum over slots of weight * down(silu(gate x) * up x), or of weight * down(relu(up x)^2) where the gate has no rows;
+/// the three matrices of each expert, whole.
 struct RefExpert {
   RefMatrix gate, up, down;
 };
@@ -62,6 +65,15 @@ struct RefDeltaInputs {
   double decay_floor = 0;  // with channel_decay
 };
 RefMatrix ref_delta_net(const RefDeltaInputs& in);
+
+/// A Mamba2 layer over a whole sequence from the empty state: one output row [width] for each input row.
+struct RefMamba2Inputs {
+  const Mamba2Shape* shape = nullptr;
+  RefMatrix z, xbc, dt;
+  std::vector<float> conv, conv_bias, a_log, dt_bias, d, norm;  // conv_bias may be empty
+  double eps = 1e-5, least_step = 0, most_step = 0;
+};
+RefMatrix ref_mamba2(const RefMamba2Inputs& in);
 
 /// Full sort of each row.
 std::vector<std::vector<Candidate>> ref_top_candidates(const std::vector<std::vector<float>>& logits, int32_t first_id,

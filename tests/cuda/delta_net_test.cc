@@ -45,7 +45,7 @@ struct Layer {
       const uint32_t s = seed + 100 + 4 * static_cast<uint32_t>(i);
       Token token{random_floats(size(shape.channels()), s), random_floats(size(v_heads * dv), s + 1),
                   random_floats(size(v_heads), s + 2), random_floats(size(v_heads), s + 3, 2.0f)};
-      // Decays of every kind: next to 1, and rows that forget everything (the clock then jumps over rescalings).
+      // Decays of every kind: next to 1, and rows that forget everything.
       if (i % 13 == 5) token.a.assign(token.a.size(), -9.0f);
       if (i % 29 == 17) token.a.assign(token.a.size(), 60.0f);
       tokens.push_back(std::move(token));
@@ -158,7 +158,8 @@ class Runner {
   }
 
   /// Output rows of all windows in order. `padding`: rows that belong to nobody, full of NaN; `spare`: groups that
-  /// there might be, but are not (they also change how the columns are cut into blocks).
+  /// there might be, but are not (they also change how the columns are cut into blocks). Many rows, padding included,
+  /// take other kernels than few.
   std::vector<Row> pass(const std::vector<Window>& windows, int padding = 0, int spare = 0, bool graph = false) {
     const DeltaNetShape& s = layer_.shape;
     int real = 0;
@@ -241,11 +242,11 @@ class Runner {
   }
 
   /// Tokens [0, count) in passes of `chunk` rows; the state is left in `state`.
-  std::vector<Row> serial(CudaRecurrentState* state, int count, int chunk, int spare = 0) {
+  std::vector<Row> serial(CudaRecurrentState* state, int count, int chunk, int spare = 0, int padding = 0) {
     std::vector<Row> all;
     for (int at = 0; at < count; at += chunk) {
       const int rows = std::min(chunk, count - at);
-      for (Row& row : pass({{state, range(at, rows), 0, rows}}, 0, spare)) all.push_back(std::move(row));
+      for (Row& row : pass({{state, range(at, rows), 0, rows}}, padding, spare)) all.push_back(std::move(row));
     }
     return all;
   }
@@ -323,10 +324,10 @@ void expect_same_state(const CudaRecurrentState& got, const CudaRecurrentState& 
   for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(a[i], b[i]) << what << ": state differs at float " << i / 4;
 }
 
-void check_values(const Layer& layer, int count, int spare) {
+void check_values(const Layer& layer, int count, int spare, int padding = 0) {
   Runner runner(layer);
   const auto state = runner.state();
-  const std::vector<Row> got = runner.serial(state.get(), count, count, spare);
+  const std::vector<Row> got = runner.serial(state.get(), count, count, spare, padding);
   const auto want = reference(layer, count);
   double worst = 0;
   for (size_t r = 0; r < got.size(); ++r) {
@@ -340,18 +341,23 @@ void check_values(const Layer& layer, int count, int spare) {
   EXPECT_LE(worst, 0.006);
 }
 
-// Protects the values: all key dims, one and three units a warp, odd value dims, convolutions of 1, 2 and 5 taps, rows
-// that forget and rows that do not.
+constexpr int kMany = 70;  // with so many rows of padding a pass has many rows
+
+// Protects the values: all key dims, few and many rows, odd value dims, convolutions of 1, 2 and 5 taps, rows that
+// forget and rows that do not.
 TEST(CudaDeltaNet, AgreesWithDoublePrecision) {
   TF_NEED_GPU();
-  check_values(Layer(2, 4, 32, 32, 4, 40, 11), 40, 0);
-  check_values(Layer(2, 4, 64, 64, 4, 40, 12), 40, 0);
-  check_values(Layer(2, 2, 128, 128, 4, 80, 13), 80, 0);
-  check_values(Layer(2, 6, 128, 128, 4, 80, 14), 80, 0);
-  check_values(Layer(2, 6, 128, 128, 4, 40, 15), 40, 20);  // three units a warp
-  check_values(Layer(1, 3, 32, 24, 2, 20, 16), 20, 0);
-  check_values(Layer(3, 3, 64, 8, 1, 20, 17), 20, 0);
-  check_values(Layer(1, 2, 32, 256, 5, 20, 18), 20, 0);
+  for (const int padding : {0, kMany}) {
+    check_values(Layer(2, 4, 32, 32, 4, 40, 11), 40, 0, padding);
+    check_values(Layer(2, 4, 64, 64, 4, 40, 12), 40, 0, padding);
+    check_values(Layer(2, 2, 128, 128, 4, 50, 13), 50, 0, padding);
+    check_values(Layer(2, 6, 128, 128, 4, 40, 15), 40, 20, padding);
+    check_values(Layer(1, 3, 32, 24, 2, 20, 16), 20, 0, padding);
+    check_values(Layer(3, 3, 64, 8, 1, 20, 17), 20, 0, padding);
+    check_values(Layer(1, 2, 32, 256, 5, 20, 18), 20, 0, padding);
+    check_values(Layer(1, 2, 128, 136, 4, 20, 19), 20, 60, padding);
+  }
+  check_values(Layer(2, 6, 128, 128, 4, 150, 14), 150, 0);
 }
 
 // Protects prompts: cut anywhere, in passes of one row up to all, the same rows and the same state, history of the
@@ -372,23 +378,27 @@ TEST(CudaDeltaNet, ChunksChangeNoBit) {
   }
 }
 
-// Protects the choice of blocks: one unit a warp or three, the same bits.
+// Protects the choice of kernels and blocks: one launch or three, a block a head or several, the same bits.
 TEST(CudaDeltaNet, BlocksChangeNoBit) {
   TF_NEED_GPU();
-  const Layer layer(2, 6, 128, 128, 4, 90, 31);
-  Runner runner(layer);
-  const auto narrow = runner.state(), wide = runner.state();
-  const std::vector<Row> want = runner.serial(narrow.get(), 90, 90, 0);
-  expect_same(runner.serial(wide.get(), 90, 90, 40), want, "three units a warp");
-  expect_same_state(*wide, *narrow, "three units a warp");
-  const auto mixed = runner.state();
-  expect_same(runner.serial(mixed.get(), 90, 11, 40), want, "three units a warp, chunks of 11");
-  expect_same_state(*mixed, *narrow, "chunks of 11");
+  for (const auto& layer : {Layer(2, 6, 128, 128, 4, 50, 31), Layer(1, 2, 64, 200, 3, 50, 32)}) {
+    Runner runner(layer);
+    const auto several = runner.state();
+    const std::vector<Row> want = runner.serial(several.get(), 50, 50);
+    for (const auto& [spare, padding, chunk] :
+         {std::array{60, 0, 50}, {0, kMany, 50}, {0, 0, 3}, {60, 0, 11}, {0, kMany, 8}, {0, kMany, 9}, {1, 0, 17}}) {
+      const std::string what = "dk " + std::to_string(layer.shape.dk) + " spare " + std::to_string(spare) +
+                               " padding " + std::to_string(padding) + " chunk " + std::to_string(chunk);
+      const auto state = runner.state();
+      expect_same(runner.serial(state.get(), 50, chunk, spare, padding), want, what);
+      expect_same_state(*state, *several, what);
+    }
+  }
 }
 
 // Protects windows: `accept` of 15 drafts kept in every pass, the rejected ones poison; the kept rows' bits are those
 // of serial decoding. Also with no certain row at all and 16 tentative ones.
-void check_windows(const Layer& base, int spare) {
+void check_windows(const Layer& base, int spare, int padding) {
   Layer layer = base;
   const int count = static_cast<int>(layer.tokens.size());
   const int bad = layer.add_bad_token(kNan), worse = layer.add_bad_token(std::numeric_limits<float>::infinity());
@@ -409,7 +419,7 @@ void check_windows(const Layer& base, int spare) {
         while (static_cast<int>(w.tokens.size()) < sure + tentative) {
           w.tokens.push_back(w.tokens.size() % 2 == 0 ? bad : worse);
         }
-        const std::vector<Row> got = runner.pass({w}, 0, spare);
+        const std::vector<Row> got = runner.pass({w}, padding, spare);
         for (int i = 0; i < sure + good; ++i) {
           const std::string wrong = difference(got[static_cast<size_t>(i)], want[static_cast<size_t>(committed + i)]);
           ASSERT_EQ(wrong, "") << what << ", token " << committed + i;
@@ -427,8 +437,11 @@ void check_windows(const Layer& base, int spare) {
 }
 TEST(CudaDeltaNet, RejectedRowsLeaveNoTrace) {
   TF_NEED_GPU();
-  check_windows(Layer(2, 4, 32, 32, 4, 40, 41), 0);
-  check_windows(Layer(1, 3, 128, 128, 4, 40, 42), 100);
+  check_windows(Layer(2, 4, 32, 32, 4, 40, 41), 0, 0);
+  check_windows(Layer(2, 4, 32, 32, 4, 20, 41), 0, kMany);
+  check_windows(Layer(1, 3, 128, 128, 4, 40, 42), 0, 0);
+  check_windows(Layer(1, 3, 128, 128, 4, 20, 42), 100, 0);
+  check_windows(Layer(1, 3, 64, 128, 5, 20, 43), 0, kMany);
 }
 
 // Protects a commit that comes without rows: accepted rows advance the state, which then equals the serial one.
@@ -440,7 +453,7 @@ TEST(CudaDeltaNet, CommitWithoutRows) {
     const auto state = runner.state(), serial = runner.state(), other = runner.state();
     runner.pass({{state.get(), Runner::range(0, 17), 0, 1}});
     // Another sequence has rows, so that the pass is not empty.
-    runner.pass({{state.get(), {}, accepted, 0}, {other.get(), {5}, 0, 1}});
+    runner.pass({{state.get(), {}, accepted, 0}, {other.get(), {5}, 0, 1}}, accepted % 2 == 0 ? 0 : kMany);
     runner.serial(serial.get(), accepted + 1, 1);
     const std::string what = "accepted " + std::to_string(accepted);
     expect_same(runner.pass({{state.get(), {20, 21}, 0, 2}}), runner.pass({{serial.get(), {20, 21}, 0, 2}}), what);
@@ -520,35 +533,31 @@ TEST(CudaDeltaNet, RefusesOtherShapes) {
   EXPECT_NE(refused(128, 128, 17).find("convolution of 17 taps"), std::string::npos);
 }
 
-// Protects the index functions: lanes cover a unit's floats once, and every unit has exactly one block.
+// Protects the index functions: a warp's lanes hold every element of 4 columns once, at the float of [column][dk] that
+// it has; and the parts of a state do not overlap.
 TEST(CudaDeltaNet, LayoutIsABijection) {
   for (const int dk : {32, 64, 128}) {
-    std::vector<int> seen(static_cast<size_t>(kDeltaUnit * dk), 0), cells(seen.size(), 0);
+    std::vector<int> seen(static_cast<size_t>(kDeltaUnit * dk), 0);
     for (int lane = 0; lane < 32; ++lane) {
       for (int m = 0; m < dk / 32; ++m) {
         for (int e = 0; e < 4; ++e) {
-          ++seen[static_cast<size_t>(delta_lane_offset(lane, m, e))];
-          const int row = 32 * m + 4 * delta_lane_segment(lane) + e;
-          ++cells[static_cast<size_t>(row * kDeltaUnit + delta_lane_column(lane))];
+          const int row = 32 * m + 4 * delta_lane_segment(lane) + e, at = delta_lane_offset(dk, lane, m, e);
+          EXPECT_EQ(at, delta_lane_column(lane) * dk + row);
+          ++seen[static_cast<size_t>(at)];
         }
       }
     }
     EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), kDeltaUnit * dk);
-    EXPECT_EQ(std::count(cells.begin(), cells.end(), 1), kDeltaUnit * dk);
-  }
-  for (const auto& [units, span, block] : {std::array{1536, 96, 12}, {96, 6, 4}, {12, 2, 4}, {128, 32, 4}}) {
-    const DeltaSplit split = delta_split(units, span, block);
-    std::vector<int> seen(static_cast<size_t>(units), 0);
-    for (int b = 0; b < split.blocks; ++b) {
-      const int first = delta_block_first(split, b), count = delta_block_count(split, b);
-      ASSERT_GE(count, 1);
-      EXPECT_EQ(first / span, (first + count - 1) / span) << "a block across key heads";
-      for (int u = first; u < first + count; ++u) {
-        ++seen[static_cast<size_t>(u)];
-        EXPECT_EQ(delta_block_of(split, u), b);
-      }
+    for (const int dv : {8, 24, 128}) {
+      const DeltaStateLayout at = delta_state_layout(dk, dv, 4, 16);
+      EXPECT_EQ(at.arrivals, dk * dv);
+      EXPECT_GT(at.rows, at.arrivals);
+      EXPECT_GE(at.b, at.rows + (3 + 16) * (2 * dk + dv));
+      EXPECT_GE(at.a, at.b + 16);
+      EXPECT_GE(at.head, at.a + 16);
+      EXPECT_EQ(at.rows % 4, 0);
+      EXPECT_EQ(at.head % 32, 0);
     }
-    EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), units);
   }
 }
 

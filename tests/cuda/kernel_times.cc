@@ -1,7 +1,9 @@
-// kernel_times [--only NAME] [--seconds N]: times each kernel of the backend at the shapes of a 27B model (MLX 4-bit,
-// groups of 64) and of an 8B one (bf16), beside the read bandwidth and matrix rate measured in the same run. A row is
-// the best of several runs of a CUDA graph of 20 launches that take turns on copies of the weights, caches or states
-// which are together larger than the L2 cache. --only: rows whose name contains NAME.
+// kernel_times [--only NAME] [--seconds N] [--copies N]: times each kernel of the backend at the shapes of a 27B model
+// (MLX 4-bit, groups of 64) and of an 8B one (bf16), beside the read bandwidth and matrix rate measured in the same
+// run. A row is the best of several runs of a CUDA graph of 20 launches that take turns on copies of the weights,
+// caches or states which are together larger than the L2 cache. --only: rows whose name contains NAME. --copies: so
+// many copies of products' weights instead; 1 keeps small ones in L2, which shows what a kernel costs when memory is no
+// limit.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -27,6 +29,7 @@ namespace {
 constexpr int kLaunches = 20;
 constexpr int kTurns = 5;
 constexpr int64_t kRotateBytes = int64_t{256} << 20;  // several times the L2 cache of any GPU here
+int64_t forced_copies = 0;                            // --copies
 
 void must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -231,7 +234,8 @@ void time_matmul(Times* times, const MatmulShape& shape, bool affine, const std:
     while (static_cast<int64_t>(copies[0].size()) < shape.slices) copies[0].push_back(copy_of(*copies[0][0]));
     for (const auto& weight : copies[0]) bytes += weight->bytes();
   }
-  const int64_t wanted = std::clamp<int64_t>(kRotateBytes / bytes + 1, 2, kLaunches);
+  const int64_t wanted =
+      forced_copies > 0 ? forced_copies : std::clamp<int64_t>(kRotateBytes / bytes + 1, 2, kLaunches);
   while (static_cast<int64_t>(copies.size()) < wanted) {
     copies.emplace_back();
     for (const auto& weight : copies[0]) copies.back().push_back(copy_of(*weight));
@@ -499,6 +503,12 @@ void time_all(Times* times) {
   time_matmul(times, {"8b gate_up 28672x4096 bf16", 28672, 4096, 1, true}, false, {1, 8, 16});
   time_matmul(times, {"8b down 8 x 4096x1792 bf16", 4096, 1792, 8}, false, {1, 8, 16});
   time_matmul(times, {"8b head 128256x4096 bf16", 128256, 4096}, false, {1, 8, 16});
+  if (forced_copies > 0) {  // small enough for L2
+    time_matmul(times, {"warm in 16480x1024", 16480, 1024}, true, {1, 8, 16});
+    time_matmul(times, {"warm in 16480x2048", 16480, 2048}, true, {1, 8, 16});
+    time_matmul(times, {"warm gate_up 34816x1024", 34816, 1024, 1, true}, true, {1, 8, 16});
+    time_matmul(times, {"warm 4224x5120", 4224, 5120}, true, {1, 8, 16});
+  }
   time_sum_norm(times);
   time_attention(times, 1024, CudaKvFormat::kBf16, {1, 8, 16});
   time_attention(times, 8192, CudaKvFormat::kBf16, {1, 8, 16, 2048});
@@ -520,8 +530,10 @@ int main(int argc, char** argv) {
       only = argv[++i];
     } else if (i + 1 < argc && std::strcmp(argv[i], "--seconds") == 0) {
       seconds = std::atof(argv[++i]);
+    } else if (i + 1 < argc && std::strcmp(argv[i], "--copies") == 0) {
+      tensorfold::forced_copies = std::atoi(argv[++i]);
     } else {
-      std::fprintf(stderr, "usage: kernel_times [--only NAME] [--seconds N]\n");
+      std::fprintf(stderr, "usage: kernel_times [--only NAME] [--seconds N] [--copies N]\n");
       return 2;
     }
   }

@@ -54,7 +54,7 @@ struct TestMatrix {
 };
 
 // bits 16: bf16. Pointers are into the vectors' own memory, which moving keeps.
-TestMatrix make_matrix(int bits, int group, int64_t rows, int64_t cols, uint32_t seed) {
+TestMatrix make_matrix(int bits, int group, int64_t rows, int64_t cols, uint32_t seed, bool wide = false) {
   TestMatrix m;
   std::mt19937 engine(seed);
   std::normal_distribution<float> normal(0.0f, 0.05f);
@@ -76,7 +76,10 @@ TestMatrix make_matrix(int bits, int group, int64_t rows, int64_t cols, uint32_t
   m.scales.resize(rows * cols / group);
   m.biases.resize(rows * cols / group);
   for (size_t i = 0; i < m.scales.size(); ++i) {
-    m.scales[i] = bf16_bits(normal(engine) * std::ldexp(1.0, 1 - bits) * (engine() % 16 == 0 ? 300.0 : 1.0));
+    // Below 2^-5, some subnormal; or, where wide, some large.
+    const double odd = wide ? 300.0 : 0x1p-127;
+    const double scale = normal(engine) * std::ldexp(1.0, 1 - bits) * (engine() % 16 == 0 ? odd : 1.0);
+    m.scales[i] = bf16_bits(wide ? scale : std::clamp(scale, -0.031, 0.031));
     m.biases[i] = bf16_bits(normal(engine));
   }
   for (int64_t r = 0; r < rows; ++r) {
@@ -199,16 +202,21 @@ void expect_same(std::span<const float> a, std::span<const float> b, int64_t col
 
 struct Format {
   int bits, group;
-  std::string name() const { return std::to_string(bits) + " bits, group " + std::to_string(group); }
+  bool wide = false;  // scales of 2^-5 and more
+  std::string name() const {
+    return std::to_string(bits) + " bits, group " + std::to_string(group) + (wide ? ", wide scales" : "");
+  }
 };
-constexpr Format kFormats[] = {{16, 0}, {4, 64}, {4, 32}, {4, 128}, {8, 64}, {8, 32}};
+constexpr Format kFormats[] = {{16, 0}, {4, 64},       {4, 32},       {4, 128},      {8, 64},
+                               {8, 32}, {4, 64, true}, {4, 32, true}, {8, 64, true}, {8, 32, true}};
 
 // The packed bytes are where the kernels look: read back with their offsets, on the host, every weight is found once.
 TEST(MatmulLayout, PackedPiecesAreWhereKernelsLook) {
   for (const Format& format : kFormats) {
     const int64_t cols = format.group == 32 ? 96 : format.group == 128 ? 256 : 192;
-    const TestMatrix m = make_matrix(format.bits, format.group, 32, cols, 7);
+    const TestMatrix m = make_matrix(format.bits, format.group, 32, cols, 7, format.wide);
     const PackFormat packed = pack_format(m.source);
+    EXPECT_EQ(has_wide_scales(packed.kind), format.wide) << format.name();
     const int64_t stages = (cols + 63) / 64, row_bytes = staged_row_bytes(packed.kind, stages);
     const int64_t scale_bytes = staged_scale_bytes(packed.sets, stages);
     std::vector<uint8_t> staged(32 * (row_bytes + scale_bytes), 0xee);
@@ -233,7 +241,7 @@ TEST(MatmulLayout, PackedPiecesAreWhereKernelsLook) {
           std::memcpy(&value, stage + bf16_offset(half, i / 4, lane) + 8 * (i / 2 % 2) + 4 * upper + 2 * (i % 2), 2);
         } else {
           uint32_t code;
-          if (packed.kind == CudaWeightKind::kAffine4) {
+          if (kept_bits(packed.kind) == 4) {
             std::memcpy(&code, stage + affine4_offset(half, upper, lane), 4);
             code = code >> affine4_bit(i) & 15;
           } else {
@@ -241,7 +249,8 @@ TEST(MatmulLayout, PackedPiecesAreWhereKernelsLook) {
           }
           uint16_t scale[2];
           std::memcpy(scale, stage + scale_offset(packed.kind, packed.sets, packed.sets == 2 ? half : 0, g, upper), 4);
-          value = bf16_bits(static_cast<double>(bf16_value(scale[0])) * code + bf16_value(scale[1]));
+          const double one = has_wide_scales(packed.kind) ? bf16_value(scale[0]) : bf16_value(scale[0]) * 0x1p-133;
+          value = bf16_bits(one * code + bf16_value(scale[1]));
         }
         ASSERT_EQ(value, col < cols ? m.values[row * cols + col] : 0)
             << format.name() << " row " << row << " column " << col;
@@ -276,7 +285,7 @@ TEST(MatmulTest, MatchesDoublePrecision) {
   TF_NEED_GPU();
   for (const Format& format : kFormats) {
     const int64_t cols = format.group == 128 ? 384 : 224 + (format.group == 64 ? 32 : 0);
-    const TestMatrix m = make_matrix(format.bits, format.group, 76, cols, 11);
+    const TestMatrix m = make_matrix(format.bits, format.group, 76, cols, 11, format.wide);
     const auto weight = pack(m.source);
     const Rows x = make_rows(131, cols, 12);
     for (int64_t rows : {1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128, 131}) {
@@ -313,7 +322,7 @@ TEST(MatmulTest, RowsDoNotDependOnTheirNeighbours) {
   constexpr int64_t kRows = 200;
   for (const Format& format : kFormats) {
     const int64_t cols = format.group == 32 ? 544 : 640, n = 72;
-    const TestMatrix m = make_matrix(format.bits, format.group, n, cols, 31);
+    const TestMatrix m = make_matrix(format.bits, format.group, n, cols, 31, format.wide);
     const auto weight = pack(m.source);
     const Rows x = make_rows(kRows, cols, 32);
     std::vector<float> alone;
@@ -346,7 +355,7 @@ TEST(MatmulTest, QuantisedEqualsDequantised) {
   TF_NEED_GPU();
   for (const Format& format : {Format{4, 64}, Format{4, 32}, Format{4, 128}, Format{8, 64}, Format{8, 32},
                                Format{2, 64}, Format{3, 64}, Format{5, 32}, Format{6, 128}}) {
-    const TestMatrix m = make_matrix(format.bits, format.group, 52, 768, 41);
+    const TestMatrix m = make_matrix(format.bits, format.group, 52, 768, 41, format.wide);
     const auto quantised = pack(m.source);
     const auto plain = pack(m.dequantised());
     for (int64_t rows : {1, 10, 24, 60, 90}) {
@@ -364,7 +373,7 @@ TEST(MatmulTest, SmallAndLargeScales) {
   constexpr int64_t kRows = 48, kCols = 1152;
   for (const Format& format : {Format{4, 64}, Format{4, 32}, Format{8, 64}, Format{8, 32}}) {
     for (int kind = 0; kind < 4; ++kind) {
-      TestMatrix m = make_matrix(format.bits, format.group, kRows, kCols, 44);
+      TestMatrix m = make_matrix(format.bits, format.group, kRows, kCols, 44, format.wide);
       const int64_t groups = kCols / format.group;
       constexpr uint16_t kSmall[] = {0x3cff, 0xbcff, 0x3c01, 0x0000, 0x8000, 0x0001, 0x807f, 0x3a55};
       constexpr uint16_t kLarge[] = {0x3d00, 0xbd00, 0x3f81};
@@ -477,7 +486,7 @@ TEST(MatmulTest, WideLaunchesAndViewsOfRows) {
   TF_NEED_GPU();
   for (const Format& format : {Format{16, 0}, Format{4, 64}, Format{4, 32}, Format{8, 64}, Format{8, 32}}) {
     const int64_t n = 40000, cols = 576, part = 48;
-    const TestMatrix small = make_matrix(format.bits, format.group, part, cols, 71);
+    const TestMatrix small = make_matrix(format.bits, format.group, part, cols, 71, format.wide);
     std::vector<MatrixSource> blocks(n / part, small.source);
     blocks.push_back(small.source.slice_rows(0, n % part));
     const auto weight = pack(blocks);
@@ -507,7 +516,7 @@ TEST(MatmulTest, LargeTiles) {
   TF_NEED_GPU();
   for (const Format& format : kFormats) {
     const int64_t n = 2500, cols = format.group == 32 ? 352 : 384, rows = 1100;
-    const TestMatrix small = make_matrix(format.bits, format.group, 50, cols, 81);
+    const TestMatrix small = make_matrix(format.bits, format.group, 50, cols, 81, format.wide);
     const std::vector<MatrixSource> blocks(n / 50, small.source);
     const auto weight = pack(blocks);
     const auto narrow_weight = pack(small.source);
@@ -535,8 +544,8 @@ TEST(MatmulTest, GateUp) {
   TF_NEED_GPU();
   for (const Format& format : kFormats) {
     const int64_t half = 44, cols = format.group == 32 ? 96 : 128;
-    const TestMatrix gate = make_matrix(format.bits, format.group, half, cols, 91);
-    const TestMatrix up = make_matrix(format.bits, format.group, half, cols, 92);
+    const TestMatrix gate = make_matrix(format.bits, format.group, half, cols, 91, format.wide);
+    const TestMatrix up = make_matrix(format.bits, format.group, half, cols, 92, format.wide);
     const MatrixSource blocks[] = {gate.source, up.source};
     const auto weight = pack(blocks, CudaPairing::kGateUp);
     const auto gate_only = pack(gate.source), up_only = pack(up.source);
@@ -573,7 +582,7 @@ TEST(MatmulTest, EmbedGivesTheWeights) {
   TF_NEED_GPU();
   for (const Format& format : kFormats) {
     const int64_t cols = format.group == 32 ? 1120 : 1152;
-    const TestMatrix m = make_matrix(format.bits, format.group, 57, cols, 101);
+    const TestMatrix m = make_matrix(format.bits, format.group, 57, cols, 101, format.wide);
     const auto table = pack(m.source);
     const std::vector<int32_t> tokens = {0, 56, 7, 8, 15, 16, 33, 7};
     const DeviceArray<int32_t> ids(tokens);

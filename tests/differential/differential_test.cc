@@ -102,11 +102,13 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) 
     seen.insert(fmt::format("width {}", cell.width));
     seen.insert(fmt::format("chunk {}", cell.chunk));
     seen.insert(cell.mates ? "mates" : "alone");
+    seen.insert(cache_name(cell.cache));
     seen.insert(cell.sampled ? "sampled" : "greedy");
     drafted += outcome.drafted;
     accepted += outcome.accepted;
   }
-  std::set<std::string> wanted = {"off", "copy", "mixed", "width 1", "mates", "alone", "greedy", "sampled"};
+  std::set<std::string> wanted = {"off",  "copy",   "mixed", "adversary", "width 1", "mates",  "alone",
+                                  "cold", "prefix", "reply", "evicted",   "greedy",  "sampled"};
   if (has_mtp) wanted.insert("mtp");
   wanted.insert(axes.transports.begin(), axes.transports.end());
   for (const int world : axes.worlds) wanted.insert(fmt::format("world {}", world));
@@ -135,6 +137,7 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
     options.axes.widths = {2, 4, 8};
     options.axes.chunks = {7, 64, 0};
   }
+  if (name == "nemotron_h") options.axes.worlds = {1, 2, 3, 4};  // its Mamba2 groups are four
   const absl::StatusOr<TesterReport> report = run_tester(options);
   ASSERT_TRUE(report.ok()) << report.status();
   std::ostringstream table;
@@ -146,14 +149,15 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
                            static_cast<double>(report->cells.size()) / report->seconds, report->greedy_hash,
                            report->sampled_hash);
   check_coverage(*report, options.axes,
-                 name == "qwen3_5" || name == "qwen3_5_moe" || name == "glm5_next_mtp" || name == "sprout");
+                 name == "qwen3_5" || name == "qwen3_5_moe" || name == "sprout" || name == "nemotron_h" ||
+                     name == "glm5_next_mtp");
   check_golden(name, *report);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Differential,
                          ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe",
-                                           "qwen3_next", "qwen3_5_moe", "glm5_next", "glm5_next_mtp", "deepseek_v4",
-                                           "sprout"),
+                                           "qwen3_next", "qwen3_5_moe", "nemotron_h", "glm5_next", "glm5_next_mtp",
+                                           "deepseek_v4", "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
 // Cells that a broken kernel must show up in, for a quick negative control.
@@ -170,7 +174,7 @@ TesterOptions with_negative_control(const std::string& name) {
 // Protects: the tester's own worth. An op whose order reads the row count is caught, and its place is named: the first
 // position, layer and op that differ.
 TEST(DifferentialNegativeControl, IsCaughtAndNamed) {
-  for (const char* name : {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe"}) {
+  for (const char* name : {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h"}) {
     SCOPED_TRACE(name);
     TesterOptions options = with_negative_control(name);
     options.stop_after = 1;

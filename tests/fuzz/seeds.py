@@ -80,8 +80,10 @@ def template_seeds(out: Corpora) -> None:
         "a<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>b",
         "<tool_call>{\"name\": <tool_call></tool_call></think><thi",
     ]
+    corpus = load("tests/coordinator/chat/corpus/replies.json")
+    replies += [entry["reply"] for entry in corpus["well_formed"][::3] + corpus["damaged"][::3]]
     for reply in replies:
-        for options in (0, 3, 7, 0x0B, 0x1F):
+        for options in (0, 3, 5, 7, 0x1B, 0x3D, 0x5F):
             out.add("fuzz_reply_parser", bytes([options]) + reply.encode())
 
 
@@ -130,20 +132,31 @@ def array(form: str, *values) -> bytes:
     return struct.pack(f"<I{len(values)}{form}", len(values), *values)
 
 
-def sequence(slot, fresh, mtp, position, accepted, certain, mtp_steps, tokens, pages, wants) -> bytes:
-    head = struct.pack("<IBBQIII", slot, fresh, mtp, position, accepted, certain, mtp_steps)
+def sequence(slot, fresh, mtp, position, accepted, certain, mtp_steps, tokens, pages, wants, snapshot=0xFFFFFFFF):
+    head = struct.pack("<IBBIQIII", slot, fresh, mtp, snapshot, position, accepted, certain, mtp_steps)
     rows = b"".join(struct.pack("<II", *want) for want in wants)
     return head + array("i", *tokens) + array("i", *pages) + struct.pack("<I", len(wants)) + rows
 
 
-def plan(kind: int, release: list, sequences: list) -> bytes:
-    head = struct.pack("<BIQ", kind, 3, 41) + array("I", *release)
+def orders() -> bytes:
+    """Two drops, a take, a copy, a save with a snapshot, and a load of each step."""
+    save = struct.pack("<QQQQQQ", 5, 1, 2, 3, 4, 2048) + array("i", 1, 2, 3) + array("i", 9)
+    save += struct.pack("<IQ", 4, 2050) + array("i", 3, 8)
+    loads = [struct.pack("<BQQQ", step, 6, 5, 6) + array("i", *pages) + struct.pack("<I", snapshot)
+             for step, pages, snapshot in ((1, [], 0xFFFFFFFF), (2, [5, 6], 9), (3, [], 0xFFFFFFFF))]
+    lists = array("I", 3, 65535) + struct.pack("<III", 1, 1023, 4) + struct.pack("<Iii", 1, 7, 8)
+    return lists + struct.pack("<I", 1) + save + struct.pack("<I", len(loads)) + b"".join(loads)
+
+
+def plan(kind: int, release: list, sequences: list, with_orders=False) -> bytes:
+    head = struct.pack("<BIQ", kind, 3, 41) + (orders() if with_orders else bytes(20)) + array("I", *release)
     return head + struct.pack("<I", len(sequences)) + b"".join(sequences)
 
 
 def report(error: str, rows: list) -> bytes:
     text = error.encode()
-    head = struct.pack("<IQIII", 3, 41, 1, 812, len(text)) + text + struct.pack("<I", len(rows))
+    head = struct.pack("<IQIII", 3, 41, 1, 812, len(text)) + text
+    head += struct.pack("<IQBIQBI", 2, 6, 1, 0, 5, 0, 4) + b"full" + struct.pack("<I", len(rows))
     return head + b"".join(rows)
 
 
@@ -157,7 +170,8 @@ def wire_seeds(out: Corpora) -> None:
     prompt = sequence(2, 1, 1, 0, 0, 5, 0, [5, 6, 7, 0, 2147483647], [11, 0, 1048575], [(4, full_row)])
     window = sequence(0, 0, 1, 130, 15, 1, 3, [9], [], [(0, 1), (1, 4096), (3, full_row)])
     # The first byte: bit 0 plan or report, bit 1 "seal it" (tests/fuzz/wire/fuzz_wire.cc).
-    for body in (plan(1, [7, 1023], [prompt, window]), plan(1, [], [window]), plan(2, [], []), plan(3, [1], [])):
+    for body in (plan(1, [7, 1023], [prompt, window]), plan(1, [], [window]), plan(2, [], []), plan(3, [1], []),
+                 plan(1, [], [sequence(5, 1, 0, 131, 2, 2, 0, [4, 5], [5, 6, 7], [], 9)], True), plan(2, [], [], True)):
         out.add("fuzz_wire", b"\2" + body)
     rows = [row(2, 4, 256, [], [1.5, -0.0, float("inf")]), row(0, 1, 256, [(3.25, 300), (-1.0, 256)], [])]
     out.add("fuzz_wire", b"\3" + report("", rows), b"\3" + report("rank 1: layer 2 failed", []), b"\0TFPN", b"\1TFRP")

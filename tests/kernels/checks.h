@@ -85,12 +85,18 @@ std::vector<NamedCheck> rowwise_checks();
 std::vector<NamedCheck> attention_checks();
 std::vector<NamedCheck> delta_net_checks();
 std::vector<NamedCheck> expert_checks();
+std::vector<NamedCheck> state_checks();
+std::vector<NamedCheck> mamba2_checks();
 std::vector<NamedCheck> latent_checks();
 std::vector<NamedCheck> golden_checks();
 
 /// Of the router's and the experts' results on fixed inputs, for the golden checks (expert_checks.cc).
 uint64_t router_hash(Ops& ops);
 uint64_t experts_hash(Ops& ops);
+/// The same of experts without gates beside a shared one that is always on.
+uint64_t ungated_experts_hash(Ops& ops);
+/// Of a Mamba2 layer (mamba2_checks.cc).
+uint64_t mamba2_hash(Ops& ops);
 /// Of operations on latents (latent_checks.cc).
 uint64_t streams_hash(Ops& ops);
 uint64_t latents_hash(Ops& ops);

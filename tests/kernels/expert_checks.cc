@@ -20,10 +20,10 @@ struct Routes {
 struct RouterCase {
   int64_t experts = 0, chosen = 0;
   RouterScore score = RouterScore::kSoftmax;
-  bool shared = false, renormalise = false;
+  bool shared = false, renormalise = false, always = false;
   float scale = 1.0f;
   std::vector<float> logits, shared_gate, bias;
-  int64_t slots() const { return chosen + (shared ? 1 : 0); }
+  int64_t slots() const { return chosen + (shared || always ? 1 : 0); }
 };
 
 Routes run_router(Ops& ops, const RouterCase& c, int64_t rows) {
@@ -32,6 +32,7 @@ Routes run_router(Ops& ops, const RouterCase& c, int64_t rows) {
   RouteArgs args;
   args.logits = upload(ops, rows, c.experts, first_rows(c.logits, rows, c.experts));
   if (c.shared) args.shared_gate = upload(ops, rows, 1, first_rows(c.shared_gate, rows, 1));
+  args.shared_always = c.always;
   args.score = c.score;
   args.bias = bias.get();
   args.renormalise = c.renormalise;
@@ -52,6 +53,7 @@ void router(Checker& c) {
     at.chosen = variant == 3 ? at.experts > 32 ? 32 : at.experts : 4;
     at.score = variant >= 2 ? RouterScore::kSigmoid : RouterScore::kSoftmax;
     at.shared = variant % 2 == 1;
+    at.always = variant == 2;
     at.renormalise = variant != 1;
     at.scale = variant >= 2 ? 2.5f : 1.0f;
     at.logits = random.vector(kRows * at.experts);
@@ -61,7 +63,7 @@ void router(Checker& c) {
     if (variant == 3) at.bias = random.vector(at.experts);
     const RefMatrix gate = to_ref(kRows, 1, at.shared_gate);
     const RefRoutes want = ref_route(to_ref(kRows, at.experts, at.logits), at.shared ? &gate : nullptr, at.score,
-                                     at.bias, at.chosen, at.renormalise, static_cast<double>(at.scale));
+                                     at.bias, at.chosen, at.renormalise, static_cast<double>(at.scale), at.always);
     std::vector<float> ids;
     for (const std::vector<int64_t>& row : want.ids) ids.insert(ids.end(), row.begin(), row.end());
     std::vector<float> weights;
@@ -101,7 +103,7 @@ struct Mixture {
   RefRoutes routes{{}, RefMatrix(kRows, kSlots)};
 
   // `repeats`: the first rows name an expert twice, so that its rows are 0, 0, 2.
-  explicit Mixture(uint64_t seed, bool repeats = false) {
+  explicit Mixture(uint64_t seed, bool gated = true, bool repeats = false) {
     Random random(seed);
     for (int64_t e = 0; e < kExperts; ++e) {
       const int64_t columns = e + 1 == kExperts ? 96 : 64;
@@ -111,12 +113,13 @@ struct Mixture {
         owned.push_back(random_matrix(&random, rows, cols, e + 1 == kExperts ? WeightFormat::kF16 : format, 4, 32));
         return owned.back()->source;
       };
-      const MatrixSource gate = make(columns, kHidden), up = make(columns, kHidden), down = make(kHidden, columns);
+      const MatrixSource gate = gated ? make(columns, kHidden) : MatrixSource{};
+      const MatrixSource up = make(columns, kHidden), down = make(kHidden, columns);
       ExpertSource source{gate, up, {}};
       const int64_t part = columns / kSlices;
       for (int64_t s = 0; s < kSlices; ++s) source.down.push_back(down.slice_cols(s * part, part));
       sources.push_back(source);
-      reference.push_back({ref_dequantise(gate), ref_dequantise(up), ref_dequantise(down)});
+      reference.push_back({gated ? ref_dequantise(gate) : RefMatrix(), ref_dequantise(up), ref_dequantise(down)});
     }
     x = random.vector(kRows * kHidden);
     weights = random.vector(kRows * kSlots);
@@ -141,8 +144,8 @@ std::vector<float> run_experts(Ops& ops, const Mixture& m, int64_t rows, int64_t
   ops.begin_pass();
   std::vector<ExpertSource> sources;
   for (const ExpertSource& whole : m.sources) {
-    const int64_t part = whole.gate.rows / Mixture::kSlices;
-    sources.push_back({whole.gate.slice_rows(first * part, count * part),
+    const int64_t part = whole.up.rows / Mixture::kSlices;
+    sources.push_back({whole.gate.rows == 0 ? whole.gate : whole.gate.slice_rows(first * part, count * part),
                        whole.up.slice_rows(first * part, count * part),
                        {whole.down.begin() + first, whole.down.begin() + first + count}});
   }
@@ -171,14 +174,18 @@ std::vector<float> by_definition(Ops& ops, const Mixture& m, int64_t row, int64_
   for (int64_t j = 0; j < Mixture::kSlots; ++j) {
     const ExpertSource& e =
         m.sources[static_cast<size_t>(m.routes.ids[static_cast<size_t>(row)][static_cast<size_t>(j)])];
-    const int64_t columns = e.gate.rows, part = columns / Mixture::kSlices;
-    const auto gate_up = ops.pack_gate_up(e.gate, e.up);
+    const int64_t columns = e.up.rows, part = columns / Mixture::kSlices;
     const MatrixSource& down_source = e.down[static_cast<size_t>(slice)];
     const auto down = ops.pack({&down_source, 1});
     const Tensor x = upload(ops, 1, Mixture::kHidden,
                             {m.x.begin() + row * Mixture::kHidden, m.x.begin() + (row + 1) * Mixture::kHidden});
     const Tensor inner = ops.scratch(1, columns), y = ops.scratch(1, Mixture::kHidden);
-    ops.matmul_silu_mul(*gate_up, x, inner);
+    if (e.gate.rows > 0) {
+      ops.matmul_silu_mul(*ops.pack_gate_up(e.gate, e.up), x, inner);
+    } else {
+      ops.matmul(*ops.pack({&e.up, 1}), x, inner);
+      ops.relu_squared(inner);
+    }
     ops.matmul(*down, inner.columns(slice * part, part), y);
     const std::vector<float> values = download(ops, y);
     const float weight = m.weights[static_cast<size_t>(row * Mixture::kSlots + j)];
@@ -229,7 +236,23 @@ void check_experts(Checker& c, const Mixture& m) {
 
 void experts(Checker& c) {
   check_experts(c, Mixture(71));
-  check_experts(c, Mixture(74, true));
+  check_experts(c, Mixture(75, true, true));
+}
+
+// Protects the same of experts without gates.
+void ungated_experts(Checker& c) { check_experts(c, Mixture(74, false)); }
+
+// Protects relu(x)^2 where nothing is usual: NaN stays, both zeros and whatever is below give 0, infinity stays.
+void relu_squared_odd_values(Checker& c) {
+  for (Variant& v : all_variants({1})) {
+    v.ops->begin_pass();
+    const Tensor x = upload(*v.ops, 1, 7, {NAN, -0.0f, 0.0f, -3.0f, 1.5f, INFINITY, -INFINITY});
+    v.ops->relu_squared(x);
+    const std::vector<float> got = download(*v.ops, x);
+    c.expect(std::isnan(got[0]), v.name + ": NaN");
+    c.expect(got[1] == 0 && got[2] == 0 && got[3] == 0 && got[4] == 2.25f && got[5] == INFINITY && got[6] == 0,
+             v.name + ": relu squared");
+  }
 }
 
 }  // namespace
@@ -251,8 +274,14 @@ uint64_t router_hash(Ops& ops) {
 
 uint64_t experts_hash(Ops& ops) { return hash_bits(run_experts(ops, Mixture(73), kRows, 0, 2)); }
 
+uint64_t ungated_experts_hash(Ops& ops) { return hash_bits(run_experts(ops, Mixture(75, false), kRows, 0, 2)); }
+
 std::vector<NamedCheck> expert_checks() {
-  return {{"router", router}, {"router_odd_values", router_odd_values}, {"experts", experts}};
+  return {{"router", router},
+          {"router_odd_values", router_odd_values},
+          {"experts", experts},
+          {"ungated_experts", ungated_experts},
+          {"relu_squared_odd_values", relu_squared_odd_values}};
 }
 
 }  // namespace tensorfold

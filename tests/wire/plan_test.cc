@@ -80,7 +80,7 @@ TEST(WirePlan, LayoutIsTheDocumentedOne) {
   sequence.wants = {{0, 1}};
   plan.sequences = {sequence};
   const std::vector<std::byte> bytes = encode_plan(plan);
-  EXPECT_EQ(bytes.size(), 87u);
+  EXPECT_EQ(bytes.size(), 111u);
   const char* const magic = "TFPN";
   EXPECT_EQ(std::memcmp(bytes.data(), magic, 4), 0);
   EXPECT_EQ(bytes[4], std::byte{kPlanVersion});
@@ -112,9 +112,13 @@ TEST(WirePlan, RefusesEveryBreach) {
       {"endless MTP", sequence([](SequencePlan& s) { s.use_mtp = true, s.mtp_steps = ~0u, s.wants.clear(); }),
        "4294967296 tentative rows"},
       {"accepted", sequence([](SequencePlan& s) { s.accepted = 16; }), "16 accepted rows"},
-      {"fresh not at 0", sequence([](SequencePlan& s) { s.fresh = true; }), "fresh slot starts at position 0"},
       {"fresh accepts", sequence([](SequencePlan& s) { s.fresh = true, s.first_position = 0, s.accepted = 1; }),
-       "fresh slot starts at position 0"},
+       "fresh slot without a snapshot has nothing to accept"},
+      {"snapshot number", sequence([](SequencePlan& s) { s.fresh = true, s.snapshot = kMaxSnapshots; }),
+       "starts from snapshot 65536"},
+      {"snapshot for one that goes on", sequence([](SequencePlan& s) { s.snapshot = 1; }), "goes on and starts from"},
+      {"snapshot at 0", sequence([](SequencePlan& s) { s.fresh = true, s.snapshot = 1, s.first_position = 0; }),
+       "snapshot at position 0"},
       {"MTP steps without MTP", sequence([](SequencePlan& s) { s.mtp_steps = 1; }), "MTP steps without MTP"},
       {"position", sequence([](SequencePlan& s) { s.first_position = uint64_t{kMaxPages} * 64 - 1; }),
        "from position 67108863", "67108864"},
@@ -179,6 +183,81 @@ TEST(WirePlan, RefusesEveryBreach) {
   }
 }
 
+// Protects: orders beside passes name things that can exist, do not contradict each other, and do not depend on their
+// own order.
+TEST(WirePlan, RefusesOrdersThatMakeNoSense) {
+  const auto save = [](const std::function<void(SaveOrder&)>& change) {
+    return [change](PassPlan& plan) {
+      SaveOrder& order = plan.orders.saves.emplace_back();
+      order.ticket = 3, order.tokens = {1, 2}, order.pages = {4}, order.snapshot = 5, order.committed = 2;
+      ASSERT_TRUE(validate_plan(plan).ok());
+      change(order);
+    };
+  };
+  const auto load = [](LoadOrder order) { return [order](PassPlan& plan) { plan.orders.loads = {order}; }; };
+  const std::vector<Breach> breaches = {
+      {"drop", [](PassPlan& p) { p.orders.drops = {kMaxSnapshots}; }, "snapshot 65536 dropped"},
+      {"take slot",
+       [](PassPlan& p) {
+         p.orders.takes = {{kMaxSlots, 0}};
+       },
+       "snapshot of slot 1024"},
+      {"take id",
+       [](PassPlan& p) {
+         p.orders.takes = {{0, kMaxSnapshots}};
+       },
+       "snapshot 65536 taken"},
+      {"take twice",
+       [](PassPlan& p) {
+         p.orders.takes = {{0, 7}, {1, 7}};
+       },
+       "snapshot 7 taken twice"},
+      {"copy out of range",
+       [](PassPlan& p) {
+         p.orders.copies = {{-1, 2}};
+       },
+       "page -1 copied to 2"},
+      {"copy to itself",
+       [](PassPlan& p) {
+         p.orders.copies = {{2, 2}};
+       },
+       "page 2 copied to itself"},
+      {"two copies",
+       [](PassPlan& p) {
+         p.orders.copies = {{1, 3}, {2, 3}};
+       },
+       "two copies into page 3"},
+      {"chained copies",
+       [](PassPlan& p) {
+         p.orders.copies = {{1, 2}, {2, 3}};
+       },
+       "page 2 is copied, and copied into"},
+      {"save without tokens", save([](SaveOrder& s) { s.tokens.clear(); }), "1 pages for 0 tokens in state order 3"},
+      {"save of more pages", save([](SaveOrder& s) {
+         s.pages = {1, 2};
+       }),
+       "2 pages for 2 tokens"},
+      {"save of a page", save([](SaveOrder& s) { s.pages = {-4}; }), "page -4"},
+      {"save off the grid", save([](SaveOrder& s) { s.first_position = 64; }), "segment at position 64"},
+      {"save of a snapshot", save([](SaveOrder& s) { s.snapshot = kMaxSnapshots; }), "snapshot 65536"},
+      {"save of a later snapshot", save([](SaveOrder& s) { s.committed = 3; }), "snapshot 5 at 3"},
+      {"save at nothing", save([](SaveOrder& s) { s.snapshot = kNoSnapshot; }), "at 2 in state order 3"},
+      {"save of a token", save([](SaveOrder& s) { s.tokens[1] = -2; }), "token -2"},
+      {"fetch into pages", load({LoadStep::kFetch, 4, {}, {1}, kNoSnapshot}), "order 4 has pages before"},
+      {"place into a page", load({LoadStep::kPlace, 4, {}, {-1}, kNoSnapshot}), "page -1 in state order 4"},
+      {"place of a snapshot", load({LoadStep::kPlace, 4, {}, {}, kMaxSnapshots}), "snapshot 65536 in state order 4"},
+  };
+  for (const Breach& breach : breaches) {
+    SCOPED_TRACE(breach.name);
+    PassPlan plan = small_plan();
+    breach.make(plan);
+    const absl::Status status = validate_plan(plan);
+    EXPECT_EQ(status.code(), kInvalid);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(breach.reason));
+    EXPECT_REFUSED(decode_plan(encode_plan(plan)), kInvalid, HasSubstr(breach.reason));
+  }
+}
+
 // Protects: lists longer than any rank could use are refused before they are sent.
 TEST(WirePlan, RefusesLongLists) {
   PassPlan releases = small_plan();
@@ -196,8 +275,8 @@ TEST(WirePlan, RefusesOtherMagicVersionAndKind) {
   const std::vector<std::byte> bytes = encode_plan(small_plan());
   EXPECT_REFUSED(decode_plan(encode_report(sample_report())), kInvalid, HasSubstr("magic 50524654"),
                  HasSubstr("expected 4e504654"));
-  EXPECT_REFUSED(decode_plan(with<uint32_t>(bytes, 4, 2)), kInvalid, HasSubstr("version 2"),
-                 HasSubstr("this build speaks 1"));
+  EXPECT_REFUSED(decode_plan(with<uint32_t>(bytes, 4, 1)), kInvalid, HasSubstr("version 1"),
+                 HasSubstr("this build speaks 2"));
   EXPECT_REFUSED(decode_plan(with<uint8_t>(bytes, 8, 0)), kInvalid, HasSubstr("kind 0"));
   EXPECT_REFUSED(decode_plan(with<uint8_t>(bytes, 8, 4)), kInvalid, HasSubstr("kind 4"));
 }
@@ -244,7 +323,7 @@ TEST(WirePlan, HostileLengthsDoNotAllocate) {
   PassPlan plan = small_plan();
   plan.sequences[0].wants.clear();
   const std::vector<std::byte> bytes = encode_plan(plan);
-  const size_t tokens = kPlanHeader + 4 + 2 + 8 + 12;
+  const size_t tokens = kPlanHeader + 4 + 2 + 4 + 8 + 12;
   const size_t pages = tokens + 4 + 8;
   const size_t wants = pages + 4;
   for (const size_t at : {kPlanHeader - 8, kPlanHeader - 4, tokens, pages, wants}) {

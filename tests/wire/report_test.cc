@@ -37,7 +37,7 @@ TEST(WireReport, RoundTrips) {
 // Protects: the layout that docs/formats/wire.md states.
 TEST(WireReport, LayoutIsTheDocumentedOne) {
   const std::vector<std::byte> bytes = encode_report(PassReport());
-  EXPECT_EQ(bytes.size(), kReportHeader + 4 + 4 + 8);
+  EXPECT_EQ(bytes.size(), kReportHeader + 4 + 4 + 4 + 8);
   EXPECT_EQ(std::memcmp(bytes.data(), "TFRP", 4), 0);
   EXPECT_EQ(bytes[4], std::byte{kPlanVersion});
 }
@@ -54,7 +54,7 @@ TEST(WireReport, LongErrorsAreCut) {
 // Protects: more rows than a pass can have, and longer texts, are refused.
 TEST(WireReport, RefusesItsBounds) {
   const std::vector<std::byte> bytes = encode_report(PassReport());
-  EXPECT_REFUSED(decode_report(with<uint32_t>(bytes, kReportHeader + 4, kMaxPassRows + 1)), kInvalid,
+  EXPECT_REFUSED(decode_report(with<uint32_t>(bytes, kReportHeader + 8, kMaxPassRows + 1)), kInvalid,
                  HasSubstr("pass report: 16385 rows"));
   PassReport report;
   report.error.assign(4096, 'x');
@@ -104,8 +104,8 @@ TEST(WireReport, HostileLengthsDoNotAllocate) {
   PassReport report;
   report.rows.resize(1);
   const std::vector<std::byte> bytes = encode_report(report);
-  const size_t candidates = kReportHeader + 4 + 4 + 12;
-  for (const size_t at : {kReportHeader, kReportHeader + 4, candidates, candidates + 4}) {
+  const size_t candidates = kReportHeader + 4 + 4 + 4 + 12;
+  for (const size_t at : {kReportHeader, kReportHeader + 4, kReportHeader + 8, candidates, candidates + 4}) {
     for (const uint32_t length : {1u << 10, 1u << 14, 1u << 24, 0x7FFFFFFFu, 0xFFFFFFFFu}) {
       const std::vector<std::byte> hostile = with<uint32_t>(bytes, at, length);
       reset_largest_allocation();

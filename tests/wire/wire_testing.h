@@ -21,6 +21,24 @@ inline PassPlan sample_plan() {
   PassPlan plan;
   plan.epoch = 3;
   plan.sequence = 41;
+  plan.orders.drops = {3, 65535};
+  plan.orders.takes = {{1023, 4}, {0, 5}};
+  plan.orders.copies = {{7, 8}, {7, 1048575}};
+  plan.orders.saves.resize(2);
+  plan.orders.saves[0] = {.ticket = 5,
+                          .key = {1, 2},
+                          .parent = {3, 4},
+                          .first_position = 2048,
+                          .tokens = {1, 2, 3},
+                          .pages = {9},
+                          .snapshot = 4,
+                          .committed = 2050,
+                          .kept = {3, 8}};
+  plan.orders.saves[1].tokens.assign(65, 7);
+  plan.orders.saves[1].pages = {1, 2};
+  plan.orders.loads = {{LoadStep::kFetch, 6, {5, 6}, {}, kNoSnapshot},
+                       {LoadStep::kPlace, 7, {}, {5, 6}, 9},
+                       {LoadStep::kForget, 8, {}, {}, kNoSnapshot}};
   plan.release = {7, 1023};
   SequencePlan prompt;
   prompt.slot = 2;
@@ -39,7 +57,16 @@ inline PassPlan sample_plan() {
   window.mtp_steps = 3;
   window.tokens = {9};
   window.wants = {{0, 1}, {1, 4096}, {3, kFullRow}};
-  plan.sequences = {prompt, window};
+  SequencePlan resumed;
+  resumed.slot = 5;
+  resumed.fresh = true;
+  resumed.snapshot = 9;
+  resumed.first_position = 131;
+  resumed.accepted = 2;
+  resumed.certain = 2;
+  resumed.tokens = {4, 5};
+  resumed.new_pages = {5, 6, 7};
+  plan.sequences = {prompt, window, resumed};
   return plan;
 }
 
@@ -49,6 +76,7 @@ inline PassReport sample_report() {
   report.sequence = 41;
   report.rank = 1;
   report.compute_us = 812;
+  report.events = {{6, true, ""}, {5, false, "no space left"}};
   report.rows.resize(2);
   report.rows[0] = {2, 4, 256, {}, {1.5f, -0.0f, std::numeric_limits<float>::infinity(), 1e-45f}};
   report.rows[1] = {0, 1, 256, {{3.25f, 300}, {3.25f, 301}, {-1.0f, 256}}, {}};
@@ -56,7 +84,7 @@ inline PassReport sample_report() {
 }
 
 /// Where a field of one sequence lies in an encoded plan of exactly that sequence and no releases.
-inline constexpr size_t kPlanHeader = 4 + 4 + 1 + 4 + 8 + 4 + 4;
+inline constexpr size_t kPlanHeader = 4 + 4 + 1 + 4 + 8 + 5 * 4 + 4 + 4;
 /// magic, version, epoch, sequence, rank, compute_us.
 inline constexpr size_t kReportHeader = 4 + 4 + 4 + 8 + 4 + 4;
 

@@ -48,6 +48,7 @@ void put_sequence(ByteWriter& writer, const SequencePlan& sequence) {
   writer.put(sequence.slot);
   writer.put(static_cast<uint8_t>(sequence.fresh));
   writer.put(static_cast<uint8_t>(sequence.use_mtp));
+  writer.put(sequence.snapshot);
   writer.put(sequence.first_position);
   writer.put(sequence.accepted);
   writer.put(sequence.certain);
@@ -73,6 +74,7 @@ SequencePlan get_sequence(ByteReader& reader) {
   sequence.slot = reader.get<uint32_t>();
   sequence.fresh = get_flag(reader);
   sequence.use_mtp = get_flag(reader);
+  sequence.snapshot = reader.get<uint32_t>();
   sequence.first_position = reader.get<uint64_t>();
   sequence.accepted = reader.get<uint32_t>();
   sequence.certain = reader.get<uint32_t>();
@@ -113,8 +115,12 @@ absl::Status validate_sequence(const SequencePlan& sequence) {
     return bad(fmt::format("{} tentative rows, at most {} fit a window", rows - sequence.certain, kMaxWindow - 1));
   }
   if (sequence.accepted >= kMaxWindow) return bad(fmt::format("{} accepted rows", sequence.accepted));
-  if (sequence.fresh && (sequence.accepted != 0 || sequence.first_position != 0)) {
-    return bad("a fresh slot starts at position 0 with nothing accepted");
+  if (sequence.snapshot != kNoSnapshot) {
+    if (sequence.snapshot >= kMaxSnapshots) return bad(fmt::format("starts from snapshot {}", sequence.snapshot));
+    if (!sequence.fresh) return bad("goes on and starts from a snapshot");
+    if (sequence.first_position == 0) return bad("starts from a snapshot at position 0");
+  } else if (sequence.fresh && sequence.accepted != 0) {
+    return bad("a fresh slot without a snapshot has nothing to accept");
   }
   if (sequence.mtp_steps != 0 && !sequence.use_mtp) return bad("MTP steps without MTP");
   constexpr uint64_t kPositions = uint64_t{kMaxPages} * 64;
@@ -158,6 +164,7 @@ absl::Status validate_plan(const PassPlan& plan) {
       return absl::InvalidArgumentError(fmt::format("plan: slot {} twice", sequence.slot));
     }
   }
+  if (absl::Status status = validate_orders(plan.orders); !status.ok()) return status;
   if (plan.kind != PlanKind::kForward && !plan.sequences.empty()) {
     return absl::InvalidArgumentError(
         fmt::format("plan: {} with {} sequences", kind_name(plan.kind), plan.sequences.size()));
@@ -182,6 +189,7 @@ std::vector<std::byte> encode_plan(const PassPlan& plan) {
   writer.put(static_cast<uint8_t>(plan.kind));
   writer.put(plan.epoch);
   writer.put(plan.sequence);
+  put_orders(writer, plan.orders);
   writer.put_array(std::span<const uint32_t>(plan.release));
   writer.put(static_cast<uint32_t>(plan.sequences.size()));
   for (const SequencePlan& sequence : plan.sequences) put_sequence(writer, sequence);
@@ -199,6 +207,7 @@ absl::StatusOr<PassPlan> decode_plan(std::span<const std::byte> bytes) {
   plan.kind = static_cast<PlanKind>(kind);
   plan.epoch = reader.get<uint32_t>();
   plan.sequence = reader.get<uint64_t>();
+  plan.orders = get_orders(reader);
   plan.release = reader.get_array<uint32_t>(kMaxSlots);
   const uint32_t sequences = reader.get<uint32_t>();
   if (sequences > kMaxSlots) return absl::InvalidArgumentError(fmt::format("plan: {} sequences", sequences));
@@ -219,6 +228,7 @@ std::vector<std::byte> encode_report(const PassReport& report) {
   writer.put(report.rank);
   writer.put(report.compute_us);
   writer.put_string(report.error.substr(0, kMaxErrorBytes));
+  put_events(writer, report.events);
   writer.put(static_cast<uint32_t>(report.rows.size()));
   for (const RowReport& row : report.rows) {
     writer.put(row.slot);
@@ -241,6 +251,7 @@ absl::StatusOr<PassReport> decode_report(std::span<const std::byte> bytes) {
   report.rank = reader.get<uint32_t>();
   report.compute_us = reader.get<uint32_t>();
   report.error = reader.get_string(kMaxErrorBytes);
+  report.events = get_events(reader);
   const uint32_t rows = reader.get<uint32_t>();
   if (rows > kMaxReportRows) return absl::InvalidArgumentError(fmt::format("pass report: {} rows", rows));
   for (uint32_t i = 0; i < rows && reader.ok(); ++i) {

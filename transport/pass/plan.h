@@ -13,10 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "transport/pass/state_orders.h"
 
 namespace tensorfold {
 
-inline constexpr uint32_t kPlanVersion = 1;
+inline constexpr uint32_t kPlanVersion = 2;
 inline constexpr uint32_t kMaxSlots = 1024;
 inline constexpr uint32_t kMaxPassRows = 16384;
 inline constexpr uint32_t kMaxWindow = 16;       // rows of a verify window: the certain one and its drafts
@@ -34,12 +35,13 @@ struct RowWant {
 /// One sequence's rows in a pass.
 struct SequencePlan {
   uint32_t slot = 0;
-  bool fresh = false;           // the slot starts anew: state and page table are cleared first
-  bool use_mtp = false;         // keep the MTP layer's keys up to date for this sequence
-  uint64_t first_position = 0;  // absolute position of tokens[0]
-  uint32_t accepted = 0;        // tentative rows of the slot's previous window that are now committed
-  uint32_t certain = 0;         // leading tokens that cannot be rejected
-  uint32_t mtp_steps = 0;       // draft this many tokens with the MTP layer and append them as tentative rows
+  bool fresh = false;               // the slot starts anew: state and page table are cleared first
+  uint32_t snapshot = kNoSnapshot;  // fresh: starts from this snapshot instead of from nothing
+  bool use_mtp = false;             // keep the MTP layer's keys up to date for this sequence
+  uint64_t first_position = 0;      // absolute position of tokens[0]
+  uint32_t accepted = 0;            // tentative rows of the slot's previous window that are now committed
+  uint32_t certain = 0;             // leading tokens that cannot be rejected
+  uint32_t mtp_steps = 0;           // draft this many tokens with the MTP layer and append them as tentative rows
   std::vector<int32_t> tokens;
   std::vector<int32_t> new_pages;  // appended to the slot's page table before the pass
   std::vector<RowWant> wants;
@@ -50,9 +52,12 @@ enum class PlanKind : uint8_t { kForward = 1, kPing = 2, kStop = 3 };
 
 struct PassPlan {
   PlanKind kind = PlanKind::kForward;
-  uint32_t epoch = 0;             // membership epoch
-  uint64_t sequence = 0;          // 1, 2, 3 … within an epoch
-  std::vector<uint32_t> release;  // slots freed before the pass
+  uint32_t epoch = 0;     // membership epoch
+  uint64_t sequence = 0;  // 1, 2, 3 … within an epoch
+  // Carried out before the pass in this order: snapshots dropped, snapshots taken of slots as the last pass left them,
+  // pages and snapshots copied for disk, slots released, fetched states placed, pages copied, sequences opened.
+  StateOrders orders;
+  std::vector<uint32_t> release;  // slots freed
   std::vector<SequencePlan> sequences;
   bool operator==(const PassPlan&) const = default;
 
@@ -82,7 +87,8 @@ struct PassReport {
   uint64_t sequence = 0;
   uint32_t rank = 0;
   uint32_t compute_us = 0;
-  std::string error;  // empty: the pass succeeded
+  std::string error;               // empty: the pass succeeded
+  std::vector<StateEvent> events;  // saves and fetches that ended on this rank since its last report
   std::vector<RowReport> rows;
   bool operator==(const PassReport&) const = default;
 };

@@ -104,6 +104,10 @@ absl::StatusOr<std::unique_ptr<GeneratedCheckpoint>> GeneratedCheckpoint::create
     return absl::InvalidArgumentError(
         fmt::format("format {}: there are {}", quoted_name(format), fmt::join(generated_formats(), ", ")));
   }
+  if (config.count(LayerKind::kMamba2) > 0 || config.count(LayerKind::kNone) > 0) {
+    return absl::UnimplementedError(
+        fmt::format("{}: weights of {} are not made up here, only read", label, family_name(config.family)));
+  }
   const LinearAttentionConfig& linear = config.linear;
   const int64_t channels = 2 * linear.key_heads * linear.key_dim + linear.value_heads * linear.value_dim;
   if (channels * linear.conv_kernel * config.layer_count() > kMaxTaps) {

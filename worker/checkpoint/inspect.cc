@@ -10,13 +10,27 @@
 namespace tensorfold {
 namespace {
 
+// nemotron_h's blocks have one mixer each: the module's own names tell which.
+std::string kind_of_mixer(std::string_view path) {
+  const std::string_view part = path.substr(path.find(".mixer.") + 7);
+  if (part.starts_with("experts.") || part.starts_with("switch_mlp.")) return "experts";
+  if (part.starts_with("shared_experts.")) return "shared expert";
+  if (part.starts_with("gate.")) return "router";
+  if (part.starts_with("up_proj.") || part.starts_with("down_proj.")) return "mlp";
+  for (const std::string_view name : {"q_proj.", "k_proj.", "v_proj.", "o_proj."}) {
+    if (part.starts_with(name)) return "attention";
+  }
+  return "mamba2";
+}
+
 std::string kind_of(std::string_view path, Skip skip) {
   if (skip == Skip::kVision) return "vision";
   if (skip != Skip::kNo) return "skipped";
   if (path.starts_with("mtp.")) return "mtp";
-  if (path.starts_with("embed_tokens.")) return "embedding";
+  if (path.starts_with("embed_tokens.") || path.starts_with("embeddings.")) return "embedding";
   if (path.starts_with("lm_head.")) return "head";
-  const bool norm = path.ends_with("norm.weight");
+  if (path.find(".mixer.") != std::string_view::npos) return kind_of_mixer(path);
+  const bool norm = path.ends_with("norm.weight") || path.ends_with("norm_f.weight");
   if (path.find(".linear_attn.") != std::string_view::npos) return "delta_net";
   if (norm) return "norms";
   if (path.find(".self_attn.") != std::string_view::npos) return "attention";
@@ -91,6 +105,7 @@ absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source) {
   facts.layers = config.layer_count();
   facts.full_attention_layers = config.count(LayerKind::kFullAttention);
   facts.linear_attention_layers = config.count(LayerKind::kLinearAttention);
+  facts.mamba2_layers = config.count(LayerKind::kMamba2);
   facts.has_mtp = layout->has_mtp();
   facts.tied_head = layout->tied_head();
   facts.heads = config.heads;
@@ -106,6 +121,11 @@ absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source) {
   facts.recurrent_values_per_sequence =
       facts.linear_attention_layers * (linear.value_heads * linear.key_dim * linear.value_dim +
                                        channels * std::max<int64_t>(linear.conv_kernel - 1, 0));
+  const Mamba2Config& mamba = config.mamba2;
+  const int64_t width = mamba.heads * mamba.head_dim;
+  facts.recurrent_values_per_sequence +=
+      facts.mamba2_layers *
+      (width * mamba.state + (width + 2 * mamba.groups * mamba.state) * std::max<int64_t>(mamba.conv_kernel - 1, 0));
   facts.notes = layout->notes();
   return facts;
 }

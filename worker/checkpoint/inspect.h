@@ -30,6 +30,7 @@ struct ModelFacts {
   int64_t layers = 0;
   int64_t full_attention_layers = 0;
   int64_t linear_attention_layers = 0;
+  int64_t mamba2_layers = 0;
   bool has_mtp = false;
   bool tied_head = false;
 

@@ -56,10 +56,44 @@ absl::StatusOr<std::string> read_text_file(const std::string& path, uint64_t max
   return text;
 }
 
+namespace {
+
+// Python writes Infinity and NaN, which are not JSON, as bare words (nemotron_h's time_step_limit): each becomes the
+// object {"__float__": "Infinity"} that newer files spell it as. What is in strings stays.
+std::string spell_out_odd_numbers(std::string_view text) {
+  std::string out;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') quoted = !quoted;
+    if (quoted && c == '\\' && i + 1 < text.size()) {
+      out += c;
+      out += text[++i];
+      continue;
+    }
+    bool found = false;
+    for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
+      if (quoted || found || text.substr(i, word.size()) != word) continue;
+      out += fmt::format("{{\"__float__\":\"{}\"}}", word);
+      i += word.size() - 1;
+      found = true;
+    }
+    if (!found) out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
 absl::StatusOr<boost::json::object> parse_json_object(std::string_view text, const std::string& label) {
   boost::json::parse_options options;
   options.max_depth = 32;
   boost::system::error_code ec;
+  std::string spelt;
+  if (text.find("Infinity") != std::string_view::npos || text.find("NaN") != std::string_view::npos) {
+    spelt = spell_out_odd_numbers(text);
+    text = spelt;
+  }
   boost::json::value value = boost::json::parse({text.data(), text.size()}, ec, {}, options);
   if (ec) return absl::InvalidArgumentError(fmt::format("{}: not JSON that is read here: {}", label, ec.message()));
   if (!value.is_object()) return absl::InvalidArgumentError(fmt::format("{}: not a JSON object", label));

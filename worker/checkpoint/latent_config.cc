@@ -175,6 +175,8 @@ RopeConfig parse_rotation(FieldReader& fields, FieldReader* nested, double theta
     rope.factor = nested->number("factor", 1.0, 1e6);
     rope.beta_fast = nested->number("beta_fast", 1e-3, 1e6, 32.0);
     rope.beta_slow = nested->number("beta_slow", 1e-3, 1e6, 1.0);
+    rope.truncate = nested->boolean("truncate", true);
+    rope.attention_factor = 1.0;
     rope.original_max_positions = nested->integer("original_max_position_embeddings", 1, int64_t{1} << 30);
     if (nested->number("attention_factor", 0.0, 1e6, 1.0) != 1.0) nested->refuse("attention_factor", "1");
   }
@@ -295,7 +297,8 @@ void parse_deepseek_v4(FieldReader& fields, ModelConfig& config) {
 
 std::string rope_text(const RopeConfig& r) {
   return fmt::format("{},{:a},{},{:a},{:a},{:a},{}", static_cast<int>(r.type), r.theta, r.dims, r.factor, r.beta_fast,
-                     r.beta_slow, r.original_max_positions);
+                     r.beta_slow, r.original_max_positions) +
+         (r.truncate ? "" : ",exact");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "worker/checkpoint/json_fields.h"
 #include "worker/checkpoint/latent_config.h"
+#include "worker/checkpoint/nemotron_config.h"
 #include "worker/checkpoint/rope_config.h"
 #include "worker/checkpoint/safetensors.h"
 
@@ -34,6 +35,7 @@ const std::vector<FamilyRow>& family_rows() {
       {"qwen3_5_text", Family::kQwen3_5, {"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}},
       {"qwen3_5_moe", Family::kQwen3_5Moe, {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"}},
       {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
+      {"nemotron_h", Family::kNemotronH, {"NemotronHForCausalLM"}},
       {"glm5_next", Family::kGlm5Next, {"Glm5NextForConditionalGeneration", "Glm5NextForCausalLM"}},
       {"glm5_next_text", Family::kGlm5Next, {"Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"}},
       {"deepseek_v4", Family::kDeepseekV4, {"DeepseekV4ForCausalLM"}}};
@@ -102,7 +104,7 @@ void refuse_features(FieldReader& fields, const ModelConfig& config) {
     if (gate != "silu" && gate != "swish") fields.refuse("output_gate_type", "silu");
   }
   for (const std::string_view key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    const bool routed = is_latent(config.family);
+    const bool routed = config.family == Family::kNemotronH || is_latent(config.family);
     if (has_experts(config.family) && routed == (key == "n_routed_experts")) continue;
     if (fields.integer(key, 0, 1 << 20, 0) > 0) {
       fields.refuse(key, fmt::format("0 ({} has no experts under this name)", config.model_type));
@@ -130,7 +132,8 @@ void parse_dimensions(FieldReader& fields, ModelConfig& config) {
   if (config.head_dim % 2 != 0 || config.head_dim < 2 || config.head_dim > 1024) {
     fields.refuse("head_dim", "an even number from 2 to 1024");
   }
-  config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 0.1);
+  config.rms_norm_eps =
+      fields.number(config.family == Family::kNemotronH ? "layer_norm_epsilon" : "rms_norm_eps", 0.0, 0.1);
   config.max_positions = fields.integer("max_position_embeddings", 1, 1 << 24);
 }
 
@@ -294,20 +297,35 @@ absl::Status check_folder(const std::string& dir, const FolderFiles& files) {
   return absl::OkStatus();
 }
 
+// Nothing where it does not apply, so that the hashes of other checkpoints stay as they are.
+std::string yarn_text(const RopeConfig& rope) {
+  if (rope.type != RopeType::kYarn) return "";
+  return fmt::format("yarn fast={:a} slow={:a} truncate={} attention={:a} mscale={:a} all_dim={:a}\n", rope.beta_fast,
+                     rope.beta_slow, rope.truncate, rope.attention_factor, rope.mscale, rope.mscale_all_dim);
+}
+
 // One line of canonical_text, or nothing for a dense family.
 std::string experts_text(const ModelConfig& c) {
   if (c.experts.count == 0) return {};
   std::string kinds;
-  for (MlpKind kind : c.mlps) kinds += kind == MlpKind::kExperts ? 'E' : 'D';
+  for (MlpKind kind : c.mlps) kinds += kind == MlpKind::kExperts ? 'E' : (kind == MlpKind::kDense ? 'D' : '-');
   const ExpertsConfig& e = c.experts;
   std::string text = fmt::format("experts={},{},{},{},{} in {}\n", e.count, e.per_token, e.intermediate_size,
                                  e.shared_intermediate_size, e.renormalise, kinds);
   const ExpertsConfig plain;
-  if (e.shared_gate != plain.shared_gate || e.sigmoid || e.choice_bias || e.scale != plain.scale) {
-    text += fmt::format("router={},{},{:a} shared gate={}\n", e.sigmoid, e.choice_bias, e.scale, e.shared_gate);
+  if (e.shared_gate != plain.shared_gate || e.sigmoid || e.choice_bias || e.scale != plain.scale || !e.gated) {
+    text += fmt::format("router={},{},{:a} shared gate={} gated={}\n", e.sigmoid, e.choice_bias, e.scale, e.shared_gate,
+                        e.gated);
   }
   if (e.sqrt_softplus) text += "scores=sqrt_softplus\n";
   return text;
+}
+
+std::string mamba2_text(const ModelConfig& c) {
+  const Mamba2Config& m = c.mamba2;
+  if (m.heads == 0) return {};
+  return fmt::format("mamba2={},{},{},{},{},{},{:a},{:a}\n", m.heads, m.head_dim, m.groups, m.state, m.conv_kernel,
+                     m.conv_bias, m.least_step, m.most_step);
 }
 
 char letter_of(LayerKind kind) {
@@ -322,6 +340,10 @@ char letter_of(LayerKind kind) {
       return 'C';
     case LayerKind::kWindowAndPooled:
       return 'P';
+    case LayerKind::kMamba2:
+      return 'M';
+    case LayerKind::kNone:
+      break;
   }
   return '-';
 }
@@ -362,6 +384,8 @@ std::string_view family_name(Family family) {
       return "qwen3_5";
     case Family::kQwen3_5Moe:
       return "qwen3_5_moe";
+    case Family::kNemotronH:
+      return "nemotron_h";
     case Family::kGlm5Next:
       return "glm5_next";
     case Family::kDeepseekV4:
@@ -378,7 +402,7 @@ bool is_latent(Family family) { return family == Family::kGlm5Next || family == 
 
 bool has_experts(Family family) {
   return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe ||
-         is_latent(family);
+         family == Family::kNemotronH || is_latent(family);
 }
 
 int64_t ModelConfig::count(LayerKind kind) const { return std::count(layers.begin(), layers.end(), kind); }
@@ -389,7 +413,7 @@ std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
   for (LayerKind kind : c.layers) kinds += letter_of(kind);
   const std::string quantization = canonical_text(c.quantization);
-  return experts_text(c) + latent_text(c) +
+  return experts_text(c) + mamba2_text(c) + yarn_text(c.rope) + latent_text(c) +
          fmt::format(
              "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
              "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
@@ -418,20 +442,21 @@ absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::stri
   config.family = (*row)->family;
   config.model_type = std::string((*row)->model_type);
   config.quantization = std::move(*quantization);
-  config.qk_norm = config.family != Family::kLlama && !is_latent(config.family);
+  config.qk_norm = config.family != Family::kLlama && config.family != Family::kNemotronH && !is_latent(config.family);
   config.attn_output_gate = config.zero_centred_norms = is_hybrid(config.family);
   FieldReader fields(label, *top, *text, "text_config.");
+  if (!is_latent(config.family)) parse_dimensions(fields, config);
+  if (!fields.ok()) return fields.status();
+  refuse_features(fields, config);
   if (is_latent(config.family)) {
-    refuse_features(fields, config);
     parse_latent(fields, config);
+  } else if (config.family == Family::kNemotronH) {
+    parse_nemotron_h(fields, config);
   } else {
-    parse_dimensions(fields, config);
-    if (!fields.ok()) return fields.status();
-    refuse_features(fields, config);
     parse_layers(fields, config);
     parse_experts(fields, config);
     parse_linear(fields, config);
-    config.rope = parse_rope(fields, config.family, config.head_dim, label);
+    config.rope = parse_rope(fields, config.family, config.head_dim, config.max_positions, label);
   }
   // qwen3_next's files ship the layer without counting it: the weights decide.
   if (is_hybrid(config.family)) {

@@ -12,7 +12,17 @@
 
 namespace tensorfold {
 
-enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe, kGlm5Next, kDeepseekV4 };
+enum class Family : uint8_t {
+  kLlama,
+  kQwen3,
+  kQwen3Moe,
+  kQwen3Next,
+  kQwen3_5,
+  kQwen3_5Moe,
+  kNemotronH,
+  kGlm5Next,
+  kDeepseekV4
+};
 std::string_view family_name(Family family);
 /// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe.
 bool is_hybrid(Family family);
@@ -21,10 +31,19 @@ bool is_latent(Family family);
 /// Mixtures of experts in some or all layers.
 bool has_experts(Family family);
 
-/// deepseek_v4's: a window of the last tokens; the window and chosen pooled rows; the window and all pooled rows.
-enum class LayerKind : uint8_t { kFullAttention, kLinearAttention, kWindow, kWindowAndChosen, kWindowAndPooled };
+/// What mixes tokens in a layer; kNone in a block that is an MLP or experts alone. deepseek_v4's: a window of the last
+/// tokens; the window and chosen pooled rows; the window and all pooled rows.
+enum class LayerKind : uint8_t {
+  kFullAttention,
+  kLinearAttention,
+  kMamba2,
+  kNone,
+  kWindow,
+  kWindowAndChosen,
+  kWindowAndPooled
+};
 
-enum class MlpKind : uint8_t { kDense, kExperts };
+enum class MlpKind : uint8_t { kDense, kExperts, kNone };
 
 enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
 
@@ -33,15 +52,19 @@ struct RopeConfig {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
   int64_t dims = 0;     // even; head_dim * partial_rotary_factor
-  double factor = 1.0;  // linear: frequencies / factor; llama3: the same for the slow ones
+  double factor = 1.0;  // linear: frequencies / factor; llama3 and yarn: the same for the slow ones
   // llama3 only: wavelengths over original / low are slowed, those under original / high kept, between: a mix.
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
-  int64_t original_max_positions = 0;
-  // yarn only (with original_max_positions): pairs that turn more often than fast over it are kept, those that turn
-  // less often than slow divided by factor, between: a mix.
+  int64_t original_max_positions = 0;  // llama3 and yarn
+  // yarn only: dims that turn more than beta_fast times in the original context are kept, those that turn less than
+  // beta_slow times are slowed, between: a mix by dim. Cosines and sines are multiplied by the attention factor.
   double beta_fast = 32.0;
   double beta_slow = 1.0;
+  bool truncate = true;           // the two bounds are rounded outwards to whole dims
+  double attention_factor = 0.0;  // 0: from the factor and the two below
+  double mscale = 0.0;
+  double mscale_all_dim = 0.0;
 };
 
 /// Gated delta net layers.
@@ -53,6 +76,18 @@ struct LinearAttentionConfig {
   int64_t conv_kernel = 0;
   bool fused = false;        // in_proj_qkvz and in_proj_ba, interleaved by key head (qwen3_next)
   double decay_floor = 0.0;  // below 0: a decay for each key channel, its logarithm at least this (glm5_next)
+};
+
+/// Mamba2 layers.
+struct Mamba2Config {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t groups = 0;  // divides heads
+  int64_t state = 0;
+  int64_t conv_kernel = 0;
+  bool conv_bias = false;
+  double least_step = 0.0;  // bounds of the time step
+  double most_step = 0.0;   // may be infinity
 };
 
 /// Mixture-of-experts layers; all 0 in a dense family.
@@ -67,6 +102,7 @@ struct ExpertsConfig {
   bool sqrt_softplus = false;            // or square roots of their softplus
   bool choice_bias = false;              // a bias is added to the scores for the choice alone
   double scale = 1.0;                    // of the routed experts' weights
+  bool gated = true;                     // silu(gate x) * (up x); else relu(up x)^2
 };
 
 /// Attention whose keys and values are one latent row a token, chosen by an indexer.
@@ -114,6 +150,7 @@ struct ModelConfig {
   std::vector<MlpKind> mlps;  // one a layer; an MTP layer has experts where the family has them
   ExpertsConfig experts;
   LinearAttentionConfig linear;  // all 0 without linear layers
+  Mamba2Config mamba2;           // all 0 without Mamba2 layers
   LatentConfig latent;           // all 0 in families of plain attention; head_dim is then that of the values
   StreamsConfig streams;
   double swiglu_limit = 0.0;        // over 0: gates and ups of MLPs and experts are clamped

@@ -12,8 +12,8 @@
 namespace tensorfold {
 namespace {
 
-constexpr std::array<std::string_view, 5> kMainPrefixes = {"model.language_model.", "language_model.model.", "model.",
-                                                           "language_model.", ""};
+constexpr std::array<std::string_view, 6> kMainPrefixes = {
+    "model.language_model.", "language_model.model.", "model.", "backbone.", "language_model.", ""};
 constexpr std::array<std::string_view, 5> kHeadPrefixes = {"", "language_model.", "model.", "model.language_model.",
                                                            "language_model.model."};
 constexpr std::array<std::string_view, 5> kMtpPrefixes = kHeadPrefixes;
@@ -63,6 +63,7 @@ std::string Layout::full_name(std::string_view path) const {
   if (path == "embed_tokens" || path.starts_with("embed_tokens.")) {
     return main_prefix_ + embedding_ + std::string(path.substr(12));
   }
+  if (path == "norm" || path == "norm.weight") return main_prefix_ + final_norm_ + std::string(path.substr(4));
   if (short_names_) return main_prefix_ + shortened(path);
   return main_prefix_ + std::string(path);
 }
@@ -95,6 +96,11 @@ absl::StatusOr<Layout> Layout::detect(const TensorSource& source) {
 }
 
 absl::Status Layout::find_prefixes(const TensorSource& source) {
+  if (source.config().family == Family::kNemotronH) {
+    embedding_ = "embeddings";
+    final_norm_ = "norm_f";
+    mtp_first_ = "mtp.layers.0.eh_proj.weight";
+  }
   short_names_ = source.config().family == Family::kDeepseekV4;
   const auto has_embedding = [&](std::string_view prefix) {
     return source.find(fmt::format("{}{}.weight", prefix, embedding_)) != nullptr;
@@ -131,7 +137,7 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
   }
 
   const auto mtp = std::find_if(kMtpPrefixes.begin(), kMtpPrefixes.end(), [&](std::string_view prefix) {
-    return source.find(std::string(prefix) + "mtp.fc.weight") != nullptr;
+    return source.find(std::string(prefix) + mtp_first_) != nullptr;
   });
   const bool counted = source.config().mtp_layers > 0;
   if (mtp != kMtpPrefixes.end() && counted) {
@@ -139,11 +145,11 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
     mtp_prefix_ = *mtp;
     notes_.push_back(fmt::format("MTP layer under '{}mtp.'", mtp_prefix_));
   } else if (counted) {
-    // Converters drop it; a part of one without its mtp.fc is a broken file.
+    // Converters drop it; a part of one without its projection is a broken file.
     for (const std::string& name : source.names()) {
       if (strip_prefixes(name).starts_with("mtp.")) {
-        return absl::InvalidArgumentError(fmt::format(
-            "{}: has {} but no mtp.fc.weight: an MTP layer must be whole or absent", source.dir(), quoted_name(name)));
+        return absl::InvalidArgumentError(fmt::format("{}: has {} but no {}: an MTP layer must be whole or absent",
+                                                      source.dir(), quoted_name(name), mtp_first_));
       }
     }
     notes_.push_back("no MTP layer in the weights, though config.json counts one");

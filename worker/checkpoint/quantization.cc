@@ -166,7 +166,8 @@ std::string canonical_text(const QuantizationConfig& c) {
 std::string_view strip_prefixes(std::string_view path) {
   for (bool again = true; again;) {
     again = false;
-    for (std::string_view prefix : {std::string_view("model."), std::string_view("language_model.")}) {
+    for (std::string_view prefix :
+         {std::string_view("model."), std::string_view("language_model."), std::string_view("backbone.")}) {
       if (path.size() > prefix.size() && path.substr(0, prefix.size()) == prefix) {
         path.remove_prefix(prefix.size());
         again = true;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -14,9 +15,19 @@ std::optional<RopeType> rope_type(std::string_view name, Family family) {
   if (name == "default") return RopeType::kDefault;
   if (name == "linear") return RopeType::kLinear;
   if (name == "llama3") return RopeType::kLlama3;
+  if (name == "yarn") return RopeType::kYarn;
   // An old name for interleaved image positions, which for text are the plain ones.
   if (name == "mrope" && is_hybrid(family)) return RopeType::kDefault;
   return std::nullopt;
+}
+
+// Why a known type is not computed; empty for an unknown one.
+std::string_view refusal(std::string_view name) {
+  if (name == "dynamic" || name == "longrope" || name == "su") {
+    return ": its frequencies change with the length of the whole sequence, so a token's keys would depend on tokens "
+           "that come later";
+  }
+  return "";
 }
 
 // The value of a key that may stand flat, in the nested object, or in both if they agree.
@@ -31,8 +42,22 @@ double flat_or_nested(FieldReader& fields, FieldReader* nested, std::string_view
   return value;
 }
 
-void parse_scaling(FieldReader& nested, RopeConfig& rope) {
+void parse_yarn(FieldReader& nested, int64_t max_positions, RopeConfig& rope) {
+  rope.original_max_positions = nested.integer("original_max_position_embeddings", 1, int64_t{1} << 30, max_positions);
+  const double stretched = static_cast<double>(max_positions) / static_cast<double>(rope.original_max_positions);
+  rope.factor = nested.number("factor", 1.0, 1e6, std::max(1.0, stretched));
+  rope.beta_fast = nested.number("beta_fast", 1e-6, 1e6, 32.0);
+  rope.beta_slow = nested.number("beta_slow", 1e-6, 1e6, 1.0);
+  rope.truncate = nested.boolean("truncate", true);
+  rope.attention_factor = nested.number("attention_factor", 0.0, 1e3, 0.0);
+  rope.mscale = nested.number("mscale", 0.0, 1e3, 0.0);
+  rope.mscale_all_dim = nested.number("mscale_all_dim", 0.0, 1e3, 0.0);
+  if (nested.ok() && rope.beta_fast < rope.beta_slow) nested.refuse("beta_fast", "a number not under beta_slow");
+}
+
+void parse_scaling(FieldReader& nested, int64_t max_positions, RopeConfig& rope) {
   if (rope.type == RopeType::kDefault) return;
+  if (rope.type == RopeType::kYarn) return parse_yarn(nested, max_positions, rope);
   rope.factor = nested.number("factor", 1.0, 1e6);
   if (rope.type != RopeType::kLlama3) return;
   rope.low_freq_factor = nested.number("low_freq_factor", 1e-6, 1e6);
@@ -45,7 +70,8 @@ void parse_scaling(FieldReader& nested, RopeConfig& rope) {
 
 }  // namespace
 
-RopeConfig parse_rope(FieldReader& fields, Family family, int64_t head_dim, const std::string& label) {
+RopeConfig parse_rope(FieldReader& fields, Family family, int64_t head_dim, int64_t max_positions,
+                      const std::string& label) {
   RopeConfig rope;
   const char* key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const boost::json::object* object = fields.object(key);
@@ -56,9 +82,9 @@ RopeConfig parse_rope(FieldReader& fields, Family family, int64_t head_dim, cons
     const std::optional<RopeType> type = rope_type(name, family);
     if (!type) {
       fields.fail(
-          absl::UnimplementedError(fmt::format("{}: {} has rope_type '{}', which is not read here. Read are: "
-                                               "default, linear, llama3",
-                                               label, key, name.substr(0, 64))));
+          absl::UnimplementedError(fmt::format("{}: {} has rope_type '{}', which is not read here{}. Read are: "
+                                               "default, linear, llama3, yarn",
+                                               label, key, name.substr(0, 64), refusal(name))));
       return rope;
     }
     rope.type = *type;
@@ -69,7 +95,7 @@ RopeConfig parse_rope(FieldReader& fields, Family family, int64_t head_dim, cons
                       label, key, std::string(entry.key().data(), std::min<size_t>(entry.key().size(), 64)))));
       return rope;
     }
-    parse_scaling(*nested, rope);
+    parse_scaling(*nested, max_positions, rope);
   }
   FieldReader* inner = nested ? &*nested : nullptr;
   // Old llama configurations leave theta out and mean 10000; later families always say it.

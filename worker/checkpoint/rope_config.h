@@ -6,7 +6,9 @@
 
 namespace tensorfold {
 
-/// Reads rope_parameters, or rope_theta and rope_scaling. Needs family and head_dim. Errors go to `fields`.
-RopeConfig parse_rope(FieldReader& fields, Family family, int64_t head_dim, const std::string& label);
+/// Reads rope_parameters, or rope_theta and rope_scaling. Needs family, head_dim and max_position_embeddings. Errors go
+/// to `fields`.
+RopeConfig parse_rope(FieldReader& fields, Family family, int64_t head_dim, int64_t max_positions,
+                      const std::string& label);
 
 }  // namespace tensorfold

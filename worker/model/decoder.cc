@@ -63,6 +63,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::load(LoadContext& load, const 
 
 absl::Status Decoder::load_parts(Decoder& decoder, LoadContext& load, const DecoderSpec& spec) {
   decoder.inv_freq_ = load.ops.pack_vector(inverse_frequencies(load.config));
+  decoder.attention_factor_ = rope_attention_factor(load.config);
   auto vocabulary = VocabularyBlock::load(load, vocab_slices(load.config));
   if (!vocabulary.ok()) return vocabulary.status();
   decoder.vocabulary_ = *std::move(vocabulary);
@@ -89,7 +90,9 @@ WeightCost Decoder::cost() const {
   return cost;
 }
 
-RopeTable Decoder::rope_for(PassContext& pass) const { return pass.ops->rope_table(pass.rows, *inv_freq_, 1.0); }
+RopeTable Decoder::rope_for(PassContext& pass) const {
+  return pass.ops->rope_table(pass.rows, *inv_freq_, attention_factor_);
+}
 
 absl::Status Decoder::run_layer(PassContext& pass, int index, const DecoderLayer& layer, const RopeTable& rope,
                                 Tensor normed, Tensor residual) const {

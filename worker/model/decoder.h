@@ -49,6 +49,7 @@ class Decoder : public Model {
   ModelShape shape_;
   float eps_ = 0;
   std::unique_ptr<Vector> inv_freq_;
+  double attention_factor_ = 1.0;  // of the rotary table
   std::unique_ptr<VocabularyBlock> vocabulary_;
   std::vector<DecoderLayer> layers_;
   std::unique_ptr<Vector> final_norm_;

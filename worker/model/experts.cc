@@ -7,14 +7,15 @@
 namespace tensorfold {
 namespace {
 
-// One expert's whole matrices.
+// One expert's whole matrices; no gate where the family's experts have none.
 struct WholeExpert {
   MatrixSource gate, up, down;
 };
 
 absl::StatusOr<WholeExpert> one_expert(LoadContext& load, const std::string& module, int64_t columns) {
   const int64_t hidden = load.config.hidden_size;
-  absl::StatusOr<MatrixSource> gate = load.reader.matrix(module + ".gate_proj", columns, hidden);
+  absl::StatusOr<MatrixSource> gate = MatrixSource{};
+  if (load.config.experts.gated) gate = load.reader.matrix(module + ".gate_proj", columns, hidden);
   if (!gate.ok()) return gate.status();
   absl::StatusOr<MatrixSource> up = load.reader.matrix(module + ".up_proj", columns, hidden);
   if (!up.ok()) return up.status();
@@ -63,7 +64,29 @@ absl::StatusOr<std::vector<WholeExpert>> switch_experts(LoadContext& load, const
   return experts;
 }
 
+// up [experts, columns, hidden] and down [experts, hidden, columns] of experts without gates.
+absl::StatusOr<std::vector<WholeExpert>> ungated_experts(LoadContext& load, const std::string& up_module,
+                                                         const std::string& down_module) {
+  const ExpertsConfig& config = load.config.experts;
+  const int64_t columns = config.intermediate_size, hidden = load.config.hidden_size;
+  absl::StatusOr<MatrixSource> up = load.reader.stacked(up_module, config.count, columns, hidden);
+  if (!up.ok()) return up.status();
+  absl::StatusOr<MatrixSource> down = load.reader.stacked(down_module, config.count, hidden, columns);
+  if (!down.ok()) return down.status();
+  std::vector<WholeExpert> experts;
+  for (int64_t e = 0; e < config.count; ++e) {
+    experts.push_back({{}, up->slice_rows(e * columns, columns), down->slice_rows(e * hidden, hidden)});
+  }
+  return experts;
+}
+
 absl::StatusOr<std::vector<WholeExpert>> routed_experts(LoadContext& load, const std::string& prefix) {
+  if (!load.config.experts.gated && holds(load, prefix + ".experts.up_proj")) {
+    return ungated_experts(load, prefix + ".experts.up_proj", prefix + ".experts.down_proj");
+  }
+  if (!load.config.experts.gated && holds(load, prefix + ".switch_mlp.fc1.weight")) {
+    return ungated_experts(load, prefix + ".switch_mlp.fc1", prefix + ".switch_mlp.fc2");
+  }
   if (holds(load, prefix + ".experts.gate_up_proj")) return fused_experts(load, prefix);
   if (holds(load, prefix + ".switch_mlp.gate_proj.weight")) return switch_experts(load, prefix);
   std::vector<WholeExpert> experts;
@@ -78,9 +101,10 @@ absl::StatusOr<std::vector<WholeExpert>> routed_experts(LoadContext& load, const
 
 // This rank's columns of an expert, which has as many slices as `cut`.
 ExpertSource owned_part(const WholeExpert& whole, const Cut& cut) {
-  const int64_t slice_columns = whole.gate.rows / cut.slices.count;
+  const int64_t slice_columns = whole.up.rows / cut.slices.count;
   const int64_t first = cut.owned.first * slice_columns, count = cut.owned.count * slice_columns;
-  ExpertSource part{whole.gate.slice_rows(first, count), whole.up.slice_rows(first, count), {}};
+  ExpertSource part{whole.gate, whole.up.slice_rows(first, count), {}};
+  if (whole.gate.rows > 0) part.gate = whole.gate.slice_rows(first, count);
   for (int64_t s = cut.owned.first; s < cut.owned.end(); ++s) {
     part.down.push_back(whole.down.slice_cols(s * slice_columns, slice_columns));
   }
@@ -143,7 +167,7 @@ absl::StatusOr<std::unique_ptr<ExpertsBlock>> ExpertsBlock::load(LoadContext& lo
     router.push_back(*shared_gate);
   }
   if (block->shared_) {
-    const std::string module = prefix + (config.shared_gate ? ".shared_expert" : ".shared_experts");
+    const std::string module = prefix + module_names(load.config).shared_expert;
     absl::StatusOr<WholeExpert> shared = one_expert(load, module, config.shared_intermediate_size);
     if (!shared.ok()) return shared.status();
     experts->push_back(*shared);
@@ -164,11 +188,11 @@ absl::Status ExpertsBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor
   RouteArgs route;
   route.logits = logits.columns(0, count_);
   if (shared_gate_) route.shared_gate = logits.columns(count_, 1);
-  route.shared_always = shared_;
+  route.shared_always = shared_ && !shared_gate_;
   route.score = score_;
   route.bias = bias_.get();
-  route.scale = scale_;
   route.renormalise = renormalise_;
+  route.scale = scale_;
   route.ids = ops.scratch(x.rows, slots);
   route.weights = ops.scratch(x.rows, slots);
   route.given = table_ != nullptr;

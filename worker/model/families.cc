@@ -7,8 +7,9 @@
 namespace tensorfold {
 namespace {
 
-const FamilyEntry* const kFamilies[] = {&kLlamaEntry,  &kQwen3Entry,     &kQwen3MoeEntry, &kQwen3NextEntry,
-                                        &kQwen35Entry, &kQwen35MoeEntry, &kGlm5NextEntry, &kDeepseekV4Entry};
+const FamilyEntry* const kFamilies[] = {&kLlamaEntry,     &kQwen3Entry,    &kQwen3MoeEntry,
+                                        &kQwen3NextEntry, &kQwen35Entry,   &kQwen35MoeEntry,
+                                        &kNemotronHEntry, &kGlm5NextEntry, &kDeepseekV4Entry};
 
 const FamilyEntry* find_family(Family family) {
   for (const FamilyEntry* entry : kFamilies) {
@@ -48,6 +49,15 @@ absl::StatusOr<ModelShape> model_shape(const ModelConfig& config, ShardSpec shar
   return family == nullptr ? unknown_family(config) : family->shape(config, shard);
 }
 
+namespace {
+
+const char* state_name(const StateShape& state) {
+  if (std::holds_alternative<Mamba2Shape>(state)) return "Mamba2";
+  return "gated delta net";
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, WeightReader& reader, Ops& ops,
                                                   ShardSpec shard) {
   const FamilyEntry* family = find_family(config.family);
@@ -72,8 +82,21 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
         "compute: run it with backend cpu",
         config.model_type, ops.fingerprint_name()));
   }
+  for (const StateShape& state : shape->recurrent) {
+    if (ops.supports_state(state)) continue;
+    return absl::UnimplementedError(
+        fmt::format("model_type {} has {} layers, which backend {} does not compute: run it with backend cpu",
+                    config.model_type, state_name(state), ops.fingerprint_name()));
+  }
   LoadContext load = {config, reader, ops, shard};
   return family->load(load, *shape);
+}
+
+ModuleNames module_names(const ModelConfig& config) {
+  if (config.family == Family::kNemotronH) return {"mixer.o_proj", "mixer", ".shared_experts"};
+  if (config.family == Family::kGlm5Next) return {"self_attn.o_proj", "mlp", ".shared_experts"};
+  if (config.family == Family::kDeepseekV4) return {"attn.wo_b", "ffn", ".shared_experts"};
+  return {"self_attn.o_proj", "mlp", ".shared_expert"};
 }
 
 int64_t column_unit(const ModelConfig& config, const std::string& module) {
@@ -84,21 +107,31 @@ int64_t column_unit(const ModelConfig& config, const std::string& module) {
   };
   for (int64_t layer = 0; layer < config.layer_count(); ++layer) look(fmt::format("layers.{}.{}", layer, module));
   if (config.mtp_layers > 0) {
-    look(is_latent(config.family) ? fmt::format("layers.{}.{}", config.layer_count(), module)
-                                  : "mtp.layers.0." + module);
+    look("mtp.layers.0." + module);
+    look("mtp.layers.1." + module);
+    look(fmt::format("layers.{}.{}", config.layer_count(), module));
   }
   return unit;
 }
 
 Slices head_slices(const ModelConfig& config) {
   if (config.latent.out_groups > 0) {  // groups of heads are projected together
-    return cut_dimension(config.latent.out_groups, config.latent.out_rank, column_unit(config, "attn.wo_b"));
+    return cut_dimension(config.latent.out_groups, config.latent.out_rank,
+                         column_unit(config, module_names(config).attention_out));
   }
-  return cut_dimension(config.heads, config.head_dim, column_unit(config, "self_attn.o_proj"));
+  return cut_dimension(config.heads, config.head_dim, column_unit(config, module_names(config).attention_out));
 }
 
+namespace {
+
+int64_t mlp_column_unit(const ModelConfig& config) {
+  return column_unit(config, fmt::format("{}.down_proj", module_names(config).mlp));
+}
+
+}  // namespace
+
 Slices mlp_slices(const ModelConfig& config) {
-  const int64_t unit = column_unit(config, "mlp.down_proj");
+  const int64_t unit = mlp_column_unit(config);
   return make_slices(config.intermediate_size / unit);
 }
 
@@ -106,22 +139,24 @@ namespace {
 
 // How experts may be named: one module each, or stacked ones.
 int64_t expert_column_unit(const ModelConfig& config) {
-  int64_t unit =
-      std::max(column_unit(config, "mlp.experts.down_proj"), column_unit(config, "mlp.switch_mlp.down_proj"));
-  const bool short_names = config.family == Family::kDeepseekV4;
+  const std::string mlp = module_names(config).mlp;
+  const char* down = config.family == Family::kDeepseekV4 ? "w2" : "down_proj";
+  int64_t unit = 1;
+  for (const char* stacked : {".experts.down_proj", ".switch_mlp.down_proj", ".switch_mlp.fc2"}) {
+    unit = std::max(unit, column_unit(config, mlp + stacked));
+  }
   // Only entries for single modules tell one expert from another.
   const int64_t named = config.quantization.modules.empty() ? 1 : config.experts.count;
   for (int64_t e = 0; e < named; ++e) {
-    unit = std::max(unit, column_unit(config, short_names ? fmt::format("ffn.experts.{}.w2", e)
-                                                          : fmt::format("mlp.experts.{}.down_proj", e)));
+    unit = std::max(unit, column_unit(config, fmt::format("{}.experts.{}.{}", mlp, e, down)));
   }
   return unit;
 }
 
 int64_t shared_column_unit(const ModelConfig& config) {
-  if (config.family == Family::kDeepseekV4) return column_unit(config, "ffn.shared_experts.w2");
-  return column_unit(config,
-                     config.experts.shared_gate ? "mlp.shared_expert.down_proj" : "mlp.shared_experts.down_proj");
+  const ModuleNames names = module_names(config);
+  const char* down = config.family == Family::kDeepseekV4 ? "w2" : "down_proj";
+  return column_unit(config, fmt::format("{}{}.{}", names.mlp, names.shared_expert, down));
 }
 
 // S of both: what the units of each divide by.
@@ -135,7 +170,7 @@ int64_t expert_slice_count(const ModelConfig& config) {
 }
 
 absl::Status add_mlp(const ModelConfig& config, ModelShape& shape, ShardSpec shard) {
-  const int64_t group = column_unit(config, "mlp.down_proj");
+  const int64_t group = mlp_column_unit(config);
   if (config.intermediate_size % group != 0) {
     return absl::InvalidArgumentError(fmt::format("intermediate_size {} does not end on a quantisation group of {}",
                                                   config.intermediate_size, group));

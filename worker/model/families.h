@@ -19,8 +19,17 @@ extern const FamilyEntry kQwen3MoeEntry;    // qwen3_moe.cc
 extern const FamilyEntry kQwen3NextEntry;   // qwen3_next.cc
 extern const FamilyEntry kQwen35Entry;      // qwen3_5.cc
 extern const FamilyEntry kQwen35MoeEntry;   // qwen3_5_moe.cc
+extern const FamilyEntry kNemotronHEntry;   // nemotron_h.cc
 extern const FamilyEntry kGlm5NextEntry;    // glm5_next.cc
 extern const FamilyEntry kDeepseekV4Entry;  // deepseek_v4.cc
+
+/// How a family calls the modules whose columns are cut: paths in a layer.
+struct ModuleNames {
+  const char* attention_out;  // "self_attn.o_proj"
+  const char* mlp;            // "mlp": of MLPs and experts
+  const char* shared_expert;  // ".shared_expert": after the one before
+};
+ModuleNames module_names(const ModelConfig& config);
 
 /// The largest quantisation group over all layers' `module` ("self_attn.o_proj"); 1 when none is quantised.
 int64_t column_unit(const ModelConfig& config, const std::string& module);

@@ -20,30 +20,54 @@ double llama3_frequency(const RopeConfig& rope, double frequency) {
   return (1.0 - smooth) * frequency / rope.factor + smooth * frequency;
 }
 
-// Pair number at which a pair turns `turns` times over the original positions.
-double yarn_pair(const RopeConfig& rope, double turns) {
-  return static_cast<double>(rope.dims) * log64(static_cast<double>(rope.original_max_positions) / (turns * kTwoPi)) /
-         (2.0 * log64(rope.theta));
+// The dim (of dims / 2, fractional) whose wavelength fits `turns` times into yarn's original context.
+double yarn_dim(const RopeConfig& rope, double turns) {
+  const double wavelength = static_cast<double>(rope.original_max_positions) / turns;
+  return static_cast<double>(rope.dims) * log64(wavelength / kTwoPi) / (2.0 * log64(rope.theta));
 }
 
-// YaRN: pairs that turn often are kept, slow ones divided by `factor`, those between mixed linearly.
-double yarn_frequency(const RopeConfig& rope, int64_t pair, double frequency) {
-  const double first = std::max(std::floor(yarn_pair(rope, rope.beta_fast)), 0.0);
-  double last = std::min(std::ceil(yarn_pair(rope, rope.beta_slow)), static_cast<double>(rope.dims - 1));
-  if (last == first) last += 0.001;
-  const double slow = std::clamp((static_cast<double>(pair) - first) / (last - first), 0.0, 1.0);
-  return frequency / rope.factor * slow + frequency * (1.0 - slow);
+// Yarn's bounds: dims up to `low` are kept, dims from `high` are slowed by the factor.
+struct YarnRange {
+  double low = 0;
+  double high = 0;
+};
+
+YarnRange yarn_range(const RopeConfig& rope) {
+  YarnRange range = {yarn_dim(rope, rope.beta_fast), yarn_dim(rope, rope.beta_slow)};
+  if (rope.truncate) range = {std::floor(range.low), std::ceil(range.high)};
+  range.low = std::max(range.low, 0.0);
+  range.high = std::min(range.high, static_cast<double>(rope.dims - 1));
+  if (range.low == range.high) range.high += 0.001;
+  return range;
 }
+
+double yarn_frequency(const RopeConfig& rope, const YarnRange& range, int64_t dim, double frequency) {
+  const double slowed = std::clamp((static_cast<double>(dim) - range.low) / (range.high - range.low), 0.0, 1.0);
+  return frequency / rope.factor * slowed + frequency * (1.0 - slowed);
+}
+
+double yarn_scale(double factor, double weight) { return factor <= 1.0 ? 1.0 : 0.1 * weight * log64(factor) + 1.0; }
 
 }  // namespace
 
+double rope_attention_factor(const ModelConfig& config) {
+  const RopeConfig& rope = config.rope;
+  if (rope.type != RopeType::kYarn) return 1.0;
+  if (rope.attention_factor > 0.0) return rope.attention_factor;
+  if (rope.mscale > 0.0 && rope.mscale_all_dim > 0.0) {
+    return yarn_scale(rope.factor, rope.mscale) / yarn_scale(rope.factor, rope.mscale_all_dim);
+  }
+  return yarn_scale(rope.factor, 1.0);
+}
+
 std::vector<float> inverse_frequencies(const RopeConfig& rope) {
+  const YarnRange range = rope.type == RopeType::kYarn ? yarn_range(rope) : YarnRange{};
   std::vector<float> frequencies;
   for (int64_t i = 0; i < rope.dims / 2; ++i) {
     double frequency = pow64(rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.dims));
     if (rope.type == RopeType::kLinear) frequency /= rope.factor;
     if (rope.type == RopeType::kLlama3) frequency = llama3_frequency(rope, frequency);
-    if (rope.type == RopeType::kYarn) frequency = yarn_frequency(rope, i, frequency);
+    if (rope.type == RopeType::kYarn) frequency = yarn_frequency(rope, range, i, frequency);
     frequencies.push_back(static_cast<float>(frequency));
   }
   return frequencies;

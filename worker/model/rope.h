@@ -12,4 +12,7 @@ namespace tensorfold {
 std::vector<float> inverse_frequencies(const RopeConfig& rope);
 inline std::vector<float> inverse_frequencies(const ModelConfig& config) { return inverse_frequencies(config.rope); }
 
+/// What cosines and sines are multiplied by: 1 but for yarn, whose longer contexts need sharper attention.
+double rope_attention_factor(const ModelConfig& config);
+
 }  // namespace tensorfold

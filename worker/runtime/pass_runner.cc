@@ -23,6 +23,9 @@ PassRunner::PassRunner(Ops& ops, Model& model, const RunnerOptions& options)
 
 absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& model, const RunnerOptions& options) {
   const ModelShape& shape = model.shape();
+  if (options.snapshots < 0 || options.snapshots > kMaxSnapshots) {
+    return absl::InvalidArgumentError(fmt::format("{} snapshots: allowed are 0..{}", options.snapshots, kMaxSnapshots));
+  }
   if (options.slots < 1 || options.slots > kMaxSlots || options.pages < 1 || options.pages > kMaxPages) {
     return absl::InvalidArgumentError(fmt::format("{} slots and {} KV pages: allowed are 1..{} and 1..{}",
                                                   options.slots, options.pages, kMaxSlots, kMaxPages));
@@ -30,6 +33,7 @@ absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& 
   std::unique_ptr<PassRunner> runner(new PassRunner(ops, model, options));
   runner->kv_ = ops.make_kv_cache(shape.kv_layers, options.pages, shape.kv_heads, shape.head_dim);
   if (!shape.row_layers.empty()) runner->row_cache_ = ops.make_row_cache(shape.row_layers, options.pages);
+  runner->snapshots_ = std::make_unique<SnapshotStore>(shape, ops, options.snapshots);
   runner->reset();
   return runner;
 }
@@ -42,6 +46,7 @@ void PassRunner::use(Communicator* communicator) {
 }
 
 void PassRunner::reset() {
+  snapshots_->clear();
   // States are kept by the old table's slots only; persistent tensors belong to the Ops and are taken over by none.
   if (slots_ == nullptr) {
     slots_ = std::make_unique<SlotTable>(model_.shape(), ops_, options_.slots, options_.pages);
@@ -98,19 +103,14 @@ absl::StatusOr<LocalResult> PassRunner::run_begun(const PassPlan& plan) {
   }
   prepared_ = true;
   mtp_rows_.clear();
-  for (const uint32_t slot : plan.release) {
-    if (slot >= slots_->slots()) {
-      return absl::InvalidArgumentError(fmt::format("plan releases slot {}, this rank has {}", slot, slots_->slots()));
-    }
-    slots_->release(slot);
-  }
+  if (absl::Status status = carry_out(plan); !status.ok()) return status;
   LocalResult result;
   std::vector<Work> work;
   for (const SequencePlan& sequence : plan.sequences) {
     if (sequence.use_mtp && !model_.shape().has_mtp) {
       return absl::InvalidArgumentError("the plan asks for the MTP layer, which this checkpoint lacks");
     }
-    absl::StatusOr<Slot*> slot = slots_->open(sequence);
+    absl::StatusOr<Slot*> slot = slots_->open(sequence, snapshots_.get());
     if (!slot.ok()) return slot.status();
     if (sequence.mtp_steps > 0 && (*slot)->kept_rows == 0) {
       return absl::FailedPreconditionError(

@@ -11,12 +11,14 @@
 #include "worker/model/model.h"
 #include "worker/runtime/world_sum.h"
 #include "worker/state/slots.h"
+#include "worker/state/snapshots.h"
 
 namespace tensorfold {
 
 struct RunnerOptions {
   int64_t slots = 16;
-  int64_t pages = 256;  // KV pages of kPageTokens tokens
+  int64_t pages = 256;    // KV pages of kPageTokens tokens
+  int64_t snapshots = 0;  // copies of slots that may be kept beside them
   /// A pass gets `step_timeout + rows * row_timeout` before a wait inside it gives up: long prompts take long.
   /// Tokens of context up to which a backend that keeps launches makes them all in the first pass after use(), before
   /// the cluster is ready; 0: each when it is first needed.
@@ -57,7 +59,9 @@ class PassRunner {
   const std::vector<RowReport>& mtp_rows() const { return mtp_rows_; }
 
   int64_t kv_bytes() const { return kv_->bytes() + (row_cache_ == nullptr ? 0 : row_cache_->bytes()); }
-  int64_t state_bytes() const { return slots_->state_bytes(); }
+  int64_t state_bytes() const { return slots_->state_bytes() + snapshots_->bytes(); }
+  /// Bytes of one page in all caches, as save_page() gives them.
+  int64_t page_bytes() const { return kv_->page_bytes() + (row_cache_ == nullptr ? 0 : row_cache_->page_bytes()); }
 
  private:
   struct Work;  // one sequence of the pass
@@ -66,6 +70,8 @@ class PassRunner {
   absl::Status draft(std::vector<Work>& work);
   absl::StatusOr<LocalResult> run_begun(const PassPlan& plan);
   absl::Status prepare();
+  absl::Status carry_out(const PassPlan& plan);
+  void copy_page(PageCopy copy);
   absl::Status compute(std::vector<Work>& work, LocalResult* result);
   absl::StatusOr<std::vector<int32_t>> best_tokens(Tensor hidden);
   absl::Status run_forward(const RowBatch& batch, Tensor* hidden);
@@ -85,6 +91,7 @@ class PassRunner {
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<RowCache> row_cache_;  // null where the model has no row layers
   std::unique_ptr<SlotTable> slots_;
+  std::unique_ptr<SnapshotStore> snapshots_;
   bool prepared_ = false;
   Trace* trace_ = nullptr;
   bool keep_mtp_logits_ = false;

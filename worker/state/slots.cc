@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "absl/status/statusor.h"
+#include "worker/state/snapshots.h"
 
 namespace tensorfold {
 
@@ -31,13 +32,30 @@ void SlotTable::start(Slot& slot) {
   if (shape_.has_mtp && slot.kept_hidden.data == nullptr) slot.kept_hidden = ops_.persistent(kMaxWindow, shape_.hidden);
 }
 
-absl::StatusOr<Slot*> SlotTable::open(const SequencePlan& plan) {
+// What a fresh slot has of the tokens before its first row.
+absl::Status SlotTable::start_later(const SequencePlan& plan, const SnapshotStore* snapshots, Slot& slot) {
+  if (plan.snapshot != kNoSnapshot) {
+    if (snapshots == nullptr) return absl::FailedPreconditionError("this rank keeps no snapshots");
+    return snapshots->restore(plan.snapshot, &slot);
+  }
+  if (plan.first_position == 0) return absl::OkStatus();
+  if (!shape_.recurrent.empty()) {
+    return absl::FailedPreconditionError(fmt::format(
+        "plan starts slot {} at position {} without a snapshot, but this model has states that no page holds",
+        plan.slot, plan.first_position));
+  }
+  slot.committed = static_cast<int64_t>(plan.first_position);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Slot*> SlotTable::open(const SequencePlan& plan, const SnapshotStore* snapshots) {
   if (plan.slot >= slots_.size()) {
     return absl::InvalidArgumentError(fmt::format("plan uses slot {}, this rank has {}", plan.slot, slots_.size()));
   }
   Slot& slot = slots_[plan.slot];
   if (plan.fresh) {
     start(slot);
+    if (absl::Status status = start_later(plan, snapshots, slot); !status.ok()) return status;
   } else if (!slot.in_use) {
     return absl::FailedPreconditionError(fmt::format("plan continues slot {}, which is free here", plan.slot));
   }

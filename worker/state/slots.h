@@ -30,6 +30,8 @@ struct Slot {
   std::vector<int32_t> kept_tokens;  // the tentative tokens: token at kept_position + 1 + i
 };
 
+class SnapshotStore;
+
 class SlotTable {
  public:
   /// `slots` sequences at most; states are made on a slot's first use and kept for the next one.
@@ -38,7 +40,11 @@ class SlotTable {
   void release(uint32_t slot);
   /// Applies one sequence's page changes and commits: returns the slot, or an error that names slot and both positions
   /// when plan and state disagree (a lost or repeated plan must never be computed on).
-  absl::StatusOr<Slot*> open(const SequencePlan& plan);
+  /// A fresh slot may start at a later position: on pages that hold what came before, from a snapshot where the model
+  /// has what a page does not hold.
+  absl::StatusOr<Slot*> open(const SequencePlan& plan, const SnapshotStore* snapshots = nullptr);
+  /// Null if there is no such slot.
+  const Slot* find(uint32_t slot) const { return slot < slots_.size() ? &slots_[slot] : nullptr; }
   /// Makes `slot` one whose first `tokens` tokens are taken for computed, on pages 0 and up (measurements only).
   absl::Status assume(uint32_t slot, int64_t tokens);
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
@@ -47,6 +53,7 @@ class SlotTable {
 
  private:
   void start(Slot& slot);
+  absl::Status start_later(const SequencePlan& plan, const SnapshotStore* snapshots, Slot& slot);
 
   const ModelShape& shape_;
   Ops& ops_;

@@ -79,6 +79,9 @@ absl::StatusOr<EngineOptions> engine_options(const RankSetup& setup, bool has_mt
   options.copy.min_match = static_cast<uint32_t>(profile.draft.min_match);
   options.width.max_width = static_cast<uint32_t>(profile.draft.max_width);
   options.seed_salt = profile.sampling.seed_salt;
+  options.cache.enabled = profile.cache.enabled;
+  options.cache.snapshots = setup.runner_options.snapshots;
+  options.cache.snapshot_tokens = static_cast<uint64_t>(profile.cache.snapshot_tokens);
   return options;
 }
 
@@ -117,6 +120,8 @@ absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool
   absl::StatusOr<std::vector<std::string>> keys = api_key_hashes(profile);
   if (!keys.ok()) return keys.status();
   options.api_key_hashes = *std::move(keys);
+  options.background_key_hashes = profile.schedule.background_keys;
+  options.background_names = profile.schedule.background_models;
   options.readiness = [&link] { return link.readiness(); };
   return options;
 }
@@ -133,6 +138,7 @@ absl::Status start_front(RankSetup& setup, WorldLink& link, FrontEnd& front) {
   }
   model.vocabulary = static_cast<uint32_t>(setup.shape.vocab);
   model.has_mtp = setup.shape.has_mtp;
+  model.has_states = !setup.shape.recurrent.empty();
   model.end_ids.assign(config.eos_token_ids.begin(), config.eos_token_ids.end());
   model.tokenizer = front.tokenizer.get();
   const absl::StatusOr<EngineOptions> engine = engine_options(setup, model.has_mtp);

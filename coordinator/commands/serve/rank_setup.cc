@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "coordinator/commands/log_format.h"
+#include "coordinator/plan/memory_plan.h"
 #include "transport/base/link_measure.h"
 
 namespace tensorfold {
@@ -18,28 +19,6 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr std::chrono::seconds kConnectTimeout{15};
-
-// Bytes of keys, values and other rows of one page on a rank.
-int64_t page_bytes(const Profile& profile, const ModelShape& shape) {
-  const std::string format = profile.kv_format();
-  const int64_t vectors = kPageTokens * shape.kv_layers * shape.kv_heads * 2;
-  const int64_t rows = shape.row_page_bytes();
-  if (format == "fp8") return rows + vectors * (shape.head_dim + 4);  // and a scale
-  return rows + vectors * shape.head_dim * (format == "bf16" ? 2 : 4);
-}
-
-// All ranks need the same pages; rank 0 owns the most heads, so its bytes decide.
-absl::StatusOr<int64_t> kv_pages(const Profile& profile, const ModelConfig& config) {
-  if (profile.memory.kv_pages > 0) return profile.memory.kv_pages;
-  const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
-  if (!widest.ok()) return widest.status();
-  const int64_t pages = profile.memory.kv_bytes / page_bytes(profile, *widest);
-  if (pages < 1) {
-    return absl::InvalidArgumentError(fmt::format("memory.kv_bytes {} is less than one page of {} tokens ({} bytes)",
-                                                  profile.memory.kv_bytes, kPageTokens, page_bytes(profile, *widest)));
-  }
-  return std::min<int64_t>(pages, kMaxPages);
-}
 
 // Free memory of the GPU, or MemAvailable of /proc/meminfo; -1 if unknown.
 int64_t available_memory(Ops& ops) {
@@ -54,29 +33,18 @@ int64_t available_memory(Ops& ops) {
   return -1;
 }
 
-int64_t state_bytes(const ModelShape& shape, int sequences) {
-  int64_t bytes = 0;
-  for (const StateShape& layer : shape.recurrent) bytes += tensorfold::state_bytes(layer);
-  return bytes * sequences;
-}
-
-absl::Status plan_memory(const RankSetup& setup, int64_t weight_bytes) {
-  const int64_t kv = setup.runner_options.pages * page_bytes(setup.profile, setup.shape);
-  const int64_t states = state_bytes(setup.shape, setup.profile.schedule.max_sequences);
-  const int64_t total = weight_bytes + kv + states;
+// The plan in the log, and whether it fits.
+absl::Status plan_memory(RankSetup& setup) {
+  const absl::StatusOr<ModelFacts> facts = inspect(setup.profile.model.path);
+  if (!facts.ok()) return facts.status();
+  const absl::StatusOr<MemoryPlan> plan = make_memory_plan(setup.profile, setup.shards->config(), *facts, setup.rank);
+  if (!plan.ok()) return plan.status();
+  setup.runner_options.pages = plan->pages;
+  setup.runner_options.snapshots = plan->snapshots;
   const int64_t available = available_memory(*setup.ops);
-  spdlog::info(
-      "memory plan: weights at most {:.1f} MiB, {} KV pages {:.1f} MiB, states {:.1f} MiB; available {:.1f} MiB",
-      static_cast<double>(weight_bytes) / kMiB, setup.runner_options.pages, static_cast<double>(kv) / kMiB,
-      static_cast<double>(states) / kMiB, static_cast<double>(available) / kMiB);
-  if (available >= 0 && total > available - setup.profile.memory.floor_free) {
-    return absl::ResourceExhaustedError(
-        fmt::format("rank {} needs {:.1f} MiB, but {:.1f} MiB are available and memory.floor_free keeps {:.1f} MiB: "
-                    "lower memory.kv_bytes or schedule.max_sequences, or use more ranks",
-                    setup.rank, static_cast<double>(total) / kMiB, static_cast<double>(available) / kMiB,
-                    static_cast<double>(setup.profile.memory.floor_free) / kMiB));
-  }
-  return absl::OkStatus();
+  spdlog::info("memory plan of rank {}, {} available:\n{}", setup.rank,
+               available < 0 ? std::string("unknown") : human_bytes(available), memory_plan_text(*plan));
+  return check_memory_plan(*plan, setup.profile, available);
 }
 
 // UCX only warns of a device that is not there; then a rank has no path and nobody knows why.
@@ -209,16 +177,13 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!shape.ok()) return shape.status();
   setup->shape = *std::move(shape);
 
-  const absl::StatusOr<int64_t> pages = kv_pages(setup->profile, setup->shards->config());
-  if (!pages.ok()) return pages.status();
   setup->runner_options.slots = setup->profile.schedule.max_sequences;
-  setup->runner_options.pages = *pages;
   setup->runner_options.prepare_context =
       setup->profile.model.context_length > 0 ? setup->profile.model.context_length : setup->shape.context_length;
   setup->runner_options.step_timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(setup->profile.cluster.step_timeout);
   setup->runner_options.row_timeout = setup->profile.cluster.step_timeout_per_row;
-  if (absl::Status status = plan_memory(*setup, setup->shards->file_bytes()); !status.ok()) return status;
+  if (absl::Status status = plan_memory(*setup); !status.ok()) return status;
 
   RankIdentity& identity = setup->identity;
   identity.build = TENSORFOLD_VERSION;

@@ -28,6 +28,7 @@ class Walker {
   bool done() const { return tokens_.size() - prompt_ >= reply_tokens_; }
   bool filling() const { return computed_ < prompt_; }
   size_t position() const { return computed_; }
+  uint32_t slot() const { return slot_; }
   const std::vector<uint32_t>& tokens() const { return tokens_; }
   std::vector<uint32_t> reply() const {
     return {tokens_.begin() + static_cast<std::ptrdiff_t>(prompt_), tokens_.end()};
@@ -35,7 +36,8 @@ class Walker {
 
   SequencePlan prompt_plan(size_t chunk, bool use_mtp, bool logits) {
     SequencePlan plan = begin(use_mtp);
-    const size_t rows = std::min(chunk == 0 ? prompt_ : chunk, prompt_ - computed_);
+    size_t rows = std::min(chunk == 0 ? prompt_ : chunk, prompt_ - computed_);
+    if (stop_at_pages_) rows = std::min<size_t>(rows, kPageSize - computed_ % kPageSize);
     for (size_t i = 0; i < rows; ++i) plan.tokens.push_back(static_cast<int32_t>(tokens_[computed_ + i]));
     plan.certain = static_cast<uint32_t>(rows);
     for (size_t i = 0; i < rows; ++i) {
@@ -56,6 +58,40 @@ class Walker {
     return plan;
   }
 
+  /// From now on prompt plans end at the ends of pages.
+  void stop_at_pages() { stop_at_pages_ = true; }
+  /// The next plan goes on in `slot`, on `spare` pages from the first one that it writes on, with all that is known
+  /// there: from `snapshot`, or from the pages alone. What the plan has to order is added to it.
+  void move(uint32_t slot, const std::vector<int32_t>& spare, bool snapshot, bool use_mtp, StateOrders* orders) {
+    const size_t committed = computed_ - accepted_;
+    const size_t writes_from = snapshot && use_mtp ? committed - 1 : computed_;
+    std::vector<int32_t> table(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(writes_from / kPageSize));
+    for (size_t page = table.size(); page < pages_.size(); ++page) {
+      if (page * kPageSize < computed_) orders->copies.push_back({pages_[page], spare[page]});
+      table.push_back(spare[page]);
+    }
+    if (snapshot) orders->takes.push_back({slot_, 0});
+    pages_ = std::move(table);
+    slot_ = slot;
+    fresh_ = true;
+    snapshot_ = snapshot;
+    if (!snapshot) accepted_ = 0;
+  }
+  /// Everything computed so far again, as certain rows, in `slot` on `spare` pages: nothing of it is left.
+  SequencePlan again(uint32_t slot, const std::vector<int32_t>& spare, bool use_mtp) {
+    slot_ = slot;
+    pages_ = spare;
+    accepted_ = 0;
+    SequencePlan plan;
+    plan.slot = slot;
+    plan.use_mtp = use_mtp;
+    plan.fresh = true;
+    plan.new_pages = pages_;
+    plan.certain = static_cast<uint32_t>(computed_);
+    for (size_t i = 0; i < computed_; ++i) plan.tokens.push_back(static_cast<int32_t>(tokens_[i]));
+    return plan;
+  }
+
   void computed(size_t position) { computed_ = position; }
   void keep(uint32_t id) { tokens_.push_back(id); }
   void accept(uint32_t rows) { accepted_ = rows; }
@@ -67,8 +103,9 @@ class Walker {
     plan.use_mtp = use_mtp;
     plan.first_position = computed_;
     plan.accepted = std::exchange(accepted_, 0u);
-    plan.fresh = computed_ == 0;
+    plan.fresh = computed_ == 0 || std::exchange(fresh_, false);
     if (plan.fresh) plan.new_pages = pages_;
+    if (std::exchange(snapshot_, false)) plan.snapshot = 0;
     return plan;
   }
 
@@ -79,6 +116,9 @@ class Walker {
   std::vector<int32_t> pages_;
   size_t computed_ = 0;
   uint32_t accepted_ = 0;
+  bool stop_at_pages_ = false;
+  bool fresh_ = false;
+  bool snapshot_ = false;
 };
 
 std::vector<float> row_logits(const PassResult& pass, uint32_t slot, uint32_t row) {
@@ -93,12 +133,38 @@ std::vector<float> row_logits(const PassResult& pass, uint32_t slot, uint32_t ro
 
 uint64_t bits_hash(const std::vector<float>& logits) { return XXH64(logits.data(), logits.size() * sizeof(float), 0); }
 
+uint32_t wrong_token(uint32_t right) { return right == 0 ? 1 : right - 1; }
+
 // The right tokens with some made wrong, so that windows of every acceptance occur.
 std::vector<uint32_t> mixed_drafts(const std::vector<uint32_t>& expected, size_t from, size_t count) {
   std::vector<uint32_t> drafts;
   for (size_t i = from; i < expected.size() && drafts.size() < count; ++i) {
     const bool wrong = (i * 7 + count * 3) % 5 == 0;
-    drafts.push_back(!wrong ? expected[i] : expected[i] == 0 ? 1u : expected[i] - 1);
+    drafts.push_back(wrong ? wrong_token(expected[i]) : expected[i]);
+  }
+  return drafts;
+}
+
+// A drafter that is of no use: its windows change their width every round, and in turn everything is right, everything
+// is wrong, one token is repeated, or the tokens are noise.
+std::vector<uint32_t> adversary_drafts(const std::vector<uint32_t>& expected, size_t from, uint32_t last, size_t round,
+                                       size_t most) {
+  const size_t count = (round * 5 + 3) % (most + 1);
+  std::vector<uint32_t> drafts;
+  for (size_t i = from; i < expected.size() && drafts.size() < count; ++i) {
+    switch (round / 2 % 4) {
+      case 0:
+        drafts.push_back(expected[i]);
+        break;
+      case 1:
+        drafts.push_back(wrong_token(expected[i]));
+        break;
+      case 2:
+        drafts.push_back(last);
+        break;
+      default:
+        drafts.push_back(static_cast<uint32_t>((i * 2654435761u + round * 40503u) >> 7) % 64);
+    }
   }
   return drafts;
 }
@@ -118,6 +184,12 @@ class CellRunner {
       mate_slots_.push_back(slot);
     }
     if (cell.draft == CellDraft::kCopy) drafter_ = make_drafter(DraftKind::kCopy);
+    // Two sets of pages, between which the tested sequence moves.
+    for (const uint32_t slot : {slot_, spare_slot()}) {
+      std::vector<int32_t>& bank = banks_.emplace_back();
+      for (int64_t page = 0; page < each; ++page) bank.push_back(static_cast<int32_t>(each * slot + page));
+    }
+    if (cell.cache != CellCache::kCold) main_->stop_at_pages();
   }
 
   absl::StatusOr<CellResult> run() {
@@ -127,7 +199,7 @@ class CellRunner {
     // Free the slots for the next cell.
     PassPlan release;
     release.kind = PlanKind::kPing;
-    for (uint32_t slot = 0; slot <= kMates; ++slot) release.release.push_back(slot);
+    for (uint32_t slot = 0; slot <= kMates + 1; ++slot) release.release.push_back(slot);
     if (absl::StatusOr<PassResult> pass = executor_.execute(release); !pass.ok()) return pass.status();
     result_.reply = main_->reply();
     return result_;
@@ -136,8 +208,37 @@ class CellRunner {
  private:
   bool use_mtp() const { return cell_.draft == CellDraft::kMtp; }
 
+  // Whether the tested sequence moves before its next pass.
+  bool moves() const {
+    const size_t at = main_->position();
+    if (at == 0 || cell_.cache == CellCache::kCold) return false;
+    const bool at_page = main_->filling() && at % kPageSize == 0;
+    if (cell_.cache == CellCache::kPrefix) return at_page;
+    if (cell_.cache == CellCache::kReply) return !main_->filling();
+    return at_page || (!main_->filling() && rounds_ % 5 == 0);
+  }
+
+  // Takes the tested sequence to the other slot, by what `orders` says or by computing it again.
+  absl::Status move(StateOrders* orders, std::vector<uint32_t>* release) {
+    const uint32_t from = main_->slot();
+    const bool away = from == slot_;
+    const std::vector<int32_t>& spare = banks_[away ? 1 : 0];
+    const uint32_t to = away ? spare_slot() : slot_;
+    release->push_back(from);
+    if (cell_.cache != CellCache::kEvicted) {
+      main_->move(to, spare, inputs_.has_states || use_mtp(), use_mtp(), orders);
+      return absl::OkStatus();
+    }
+    PassPlan plan;
+    plan.sequences.push_back(main_->again(to, spare, use_mtp()));
+    return executor_.execute(plan).status();
+  }
+
   absl::Status round() {
     PassPlan plan;
+    if (moves()) {
+      if (absl::Status status = move(&plan.orders, &plan.release); !status.ok()) return status;
+    }
     // The tested sequence is first, in the middle or last among its mates.
     const size_t place = mates_.empty() ? 0 : rounds_ % (mates_.size() + 1);
     for (size_t i = 0; i <= mates_.size(); ++i) {
@@ -151,7 +252,7 @@ class CellRunner {
       const SequencePlan& sequence = plan.sequences[i];
       const std::vector<int32_t> none;
       const std::vector<int32_t>& drafts = i < pass->drafts.size() ? pass->drafts[i] : none;
-      const bool tested = sequence.slot == slot_;
+      const bool tested = sequence.slot == main_->slot();
       Walker* const walker = tested ? main_.get() : mate_of(sequence.slot);
       if (walker == nullptr) return absl::InternalError(fmt::format("slot {} is nobody's", sequence.slot));
       if (absl::Status status = take(*walker, sequence, drafts, *pass, tested); !status.ok()) return status;
@@ -179,6 +280,8 @@ class CellRunner {
         return main_->window_plan({}, static_cast<uint32_t>(count), true);
       case CellDraft::kMixed:
         return main_->window_plan(mixed_drafts(expected_, reply, count), 0, false);
+      case CellDraft::kAdversary:
+        return main_->window_plan(adversary_drafts(expected_, reply, main_->tokens().back(), rounds_, count), 0, false);
     }
     return {};
   }
@@ -228,6 +331,7 @@ class CellRunner {
   const uint32_t slot_;
   SamplingParams sampling_;
   std::unique_ptr<Walker> main_;
+  std::vector<std::vector<int32_t>> banks_;
   std::vector<std::unique_ptr<Walker>> mates_;
   std::vector<uint32_t> mate_slots_;
   std::unique_ptr<Drafter> drafter_;
@@ -248,7 +352,8 @@ std::string CellResult::hash() const {
 }
 
 uint32_t cell_slot(const Cell& cell) { return cell.mates ? 2 : 0; }
-int64_t cells_slots() { return kMates + 1; }
+uint32_t spare_slot() { return kMates + 1; }
+int64_t cells_slots() { return kMates + 2; }
 
 int64_t cells_pages(const CellInputs& inputs) {
   size_t longest = inputs.prompt.size();

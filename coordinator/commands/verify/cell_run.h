@@ -17,6 +17,7 @@ struct CellInputs {
   std::vector<std::vector<uint32_t>> mates;  // prompts of the other sequences, three of them
   uint32_t reply_tokens = 12;
   uint64_t seed = 7;
+  bool has_states = true;  // the model has recurrent states: a sequence that moves wants a snapshot
 };
 
 struct CellResult {
@@ -33,6 +34,8 @@ struct CellResult {
 
 /// The slot that a cell's own sequence uses: mates take the others.
 uint32_t cell_slot(const Cell& cell);
+/// The slot that it moves to and back from, where the cache axis says so.
+uint32_t spare_slot();
 /// Slots and KV pages that a cluster needs for any cell.
 int64_t cells_slots();
 int64_t cells_pages(const CellInputs& inputs);

@@ -10,7 +10,7 @@ namespace tensorfold {
 namespace {
 
 // A cell's values as one small text an axis.
-std::array<std::string, 8> values(const Cell& cell) {
+std::array<std::string, 9> values(const Cell& cell) {
   return {fmt::format("{}", cell.world),
           cell.transport,
           cell.variant,
@@ -18,6 +18,7 @@ std::array<std::string, 8> values(const Cell& cell) {
           fmt::format("{}{}", draft_name(cell.draft), cell.width),
           fmt::format("{}", cell.chunk),
           cell.mates ? "mates" : "alone",
+          cache_name(cell.cache),
           cell.sampled ? "sampled" : "greedy"};
 }
 
@@ -42,15 +43,31 @@ std::string draft_name(CellDraft draft) {
       return "mtp";
     case CellDraft::kMixed:
       return "mixed";
+    case CellDraft::kAdversary:
+      return "adversary";
+  }
+  return "?";
+}
+
+std::string cache_name(CellCache cache) {
+  switch (cache) {
+    case CellCache::kCold:
+      return "cold";
+    case CellCache::kPrefix:
+      return "prefix";
+    case CellCache::kReply:
+      return "reply";
+    case CellCache::kEvicted:
+      return "evicted";
   }
   return "?";
 }
 
 std::string Cell::name() const {
-  return fmt::format("world {} {} {} threads {} {} width {} chunk {} {} {}", world, world == 1 ? "-" : transport,
+  return fmt::format("world {} {} {} threads {} {} width {} chunk {} {} {} {}", world, world == 1 ? "-" : transport,
                      variant, threads, draft_name(draft), width,
                      chunk == 0 ? std::string("all") : fmt::format("{}", chunk), mates ? "with mates" : "alone",
-                     sampled ? "sampled" : "greedy");
+                     cache_name(cache), sampled ? "sampled" : "greedy");
 }
 
 std::vector<Cell> product(const Axes& axes, bool has_mtp, int widest) {
@@ -77,14 +94,17 @@ std::vector<Cell> product(const Axes& axes, bool has_mtp, int widest) {
       for (const int width : draft == CellDraft::kOff ? one : axes.widths) {
         for (const int chunk : axes.chunks) {
           for (const bool mates : axes.mates) {
-            for (const bool sampled : axes.sampled) {
-              Cell cell = cluster;
-              cell.draft = draft;
-              cell.width = width;
-              cell.chunk = chunk;
-              cell.mates = mates;
-              cell.sampled = sampled;
-              cells.push_back(cell);
+            for (const CellCache cache : axes.caches) {
+              for (const bool sampled : axes.sampled) {
+                Cell cell = cluster;
+                cell.draft = draft;
+                cell.width = width;
+                cell.chunk = chunk;
+                cell.mates = mates;
+                cell.cache = cache;
+                cell.sampled = sampled;
+                cells.push_back(cell);
+              }
             }
           }
         }

@@ -52,6 +52,7 @@ class Bench {
     }
     options.runner.slots = cells_slots();
     options.runner.pages = cells_pages(inputs);
+    options.runner.snapshots = 1;
     if (decorated) options.decorate = options_.decorate;
     auto started = LocalCluster::start(**weights, options);
     if (!started.ok()) return started.status();
@@ -97,7 +98,7 @@ absl::StatusOr<std::vector<std::unique_ptr<TraceRecorder>>> traced(Bench& bench,
   if (!cluster.ok()) return cluster.status();
   std::vector<std::unique_ptr<TraceRecorder>> traces;
   for (int rank = 0; rank < cell.world; ++rank) {
-    traces.push_back(std::make_unique<TraceRecorder>((*cluster)->ops(rank), cell_slot(cell)));
+    traces.push_back(std::make_unique<TraceRecorder>((*cluster)->ops(rank), cell_slot(cell), spare_slot()));
     (*cluster)->runner(rank).set_trace(traces.back().get());
   }
   const absl::StatusOr<CellResult> result = run_cell((*cluster)->executor(), cell, inputs, expected);
@@ -161,8 +162,9 @@ absl::StatusOr<TesterReport> run_tester(const TesterOptions& options) {
   absl::StatusOr<ModelShards*> alone = bench.shards(1, false);
   if (!alone.ok()) return alone.status();
   const ModelShape shape = (*alone)->shape(0);
-  const CellInputs inputs =
+  CellInputs inputs =
       make_inputs(static_cast<uint32_t>(shape.vocab), options.prompt_tokens, options.reply_tokens, options.seed);
+  inputs.has_states = !shape.recurrent.empty();
   std::vector<Cell> cells = product(axes, shape.has_mtp, static_cast<int>(shape.slices.widest_world()));
   if (!options.full) cells = pairwise_sample(cells, options.sample);
 
@@ -232,6 +234,7 @@ void print_report(const TesterReport& report, bool every_cell, std::ostream& out
           fmt::format("draft      {} width {}", draft_name(cell.draft), cell.width),
           fmt::format("chunk      {}", cell.chunk == 0 ? std::string("all") : fmt::format("{}", cell.chunk)),
           fmt::format("batch      {}", cell.mates ? "with mates" : "alone"),
+          fmt::format("cache      {}", cache_name(cell.cache)),
           fmt::format("sampling   {}", cell.sampled ? "sampled" : "greedy")}) {
       Line& line = lines[name];
       ++line.cells;

@@ -18,7 +18,8 @@ void TraceRecorder::record(int layer, const char* op, Tensor value, int64_t firs
   const int64_t width = value.cols / units;
   std::vector<float> row(static_cast<size_t>(value.cols));
   for (int64_t r = 0; r < value.rows; ++r) {
-    if (slots_[static_cast<size_t>(r)] != slot_) continue;
+    const uint32_t slot = slots_[static_cast<size_t>(r)];
+    if (slot != slot_ && slot != other_) continue;
     ops_.download(value.row_range(r, 1), row);
     for (int64_t unit = 0; unit < units; ++unit) {
       const uint64_t hash = XXH64(row.data() + unit * width, static_cast<size_t>(width) * sizeof(float), 0);

@@ -14,8 +14,8 @@ namespace tensorfold {
 /// One rank's recorder. Rows that are computed again (rejected drafts) keep their last value: the one that counts.
 class TraceRecorder : public Trace {
  public:
-  /// Records the sequence in `slot` only; `ops` reads tensors.
-  TraceRecorder(Ops& ops, uint32_t slot) : ops_(ops), slot_(slot) {}
+  /// Records the sequence in `slot`, or in `other` while it is there; `ops` reads tensors.
+  TraceRecorder(Ops& ops, uint32_t slot, uint32_t other) : ops_(ops), slot_(slot), other_(other) {}
 
   void begin_pass(std::span<const int64_t> positions, std::span<const uint32_t> slots) override;
   void record(int layer, const char* op, Tensor value, int64_t first_unit, int64_t units) override;
@@ -33,6 +33,7 @@ class TraceRecorder : public Trace {
  private:
   Ops& ops_;
   const uint32_t slot_;
+  const uint32_t other_;
   std::vector<int64_t> positions_;
   std::vector<uint32_t> slots_;
   std::map<std::pair<int, std::string>, int> order_;

@@ -53,7 +53,7 @@ TEST(ChatRequest, ReadsEveryOption) {
   const ChatRequest full = parsed(body(R"("temperature":0.5,"top_p":0.9,"top_k":40,"min_p":0.05,"seed":-1,
     "stop":["a","b"],"stop_token_ids":[1,2],"presence_penalty":-2,"frequency_penalty":2,"repetition_penalty":1.1,
     "logit_bias":{"5":-100,"7":1.5},"n":16,"logprobs":true,"top_logprobs":20,"max_completion_tokens":9,"min_tokens":3,
-    "stream":true,"stream_options":{"include_usage":true},"draft":false,"return_token_ids":true,"ignore_eos":true,
+    "stream":true,"stream_options":{"include_usage":true,"progress":true},"draft":false,"return_token_ids":true,"ignore_eos":true,
     "tool_choice":"none","response_format":{"type":"text"},"enable_thinking":false,"reasoning_effort":"low",
     "chat_template_kwargs":{"preserve_thinking":true},"user":"u","metadata":{"a":"b"},"store":false)"));
   const RequestOptions& o = full.options;
@@ -74,7 +74,7 @@ TEST(ChatRequest, ReadsEveryOption) {
   EXPECT_EQ(o.logprobs, 20u);
   EXPECT_EQ(o.max_tokens, 9u);
   EXPECT_EQ(o.min_tokens, 3u);
-  EXPECT_TRUE(o.stream && o.include_usage && o.return_token_ids && o.ignore_eos);
+  EXPECT_TRUE(o.stream && o.include_usage && o.progress && o.return_token_ids && o.ignore_eos);
   EXPECT_FALSE(o.draft);
   EXPECT_FALSE(full.use_tools);
   EXPECT_EQ(boost::json::serialize(full.chat_template_kwargs),
@@ -142,6 +142,7 @@ TEST(ChatRequest, RangesAndTypesAreNamed) {
       {R"("max_tokens":5,"min_tokens":6)", "min_tokens", ErrorCode::kInvalidValue},
       {R"("stream":"yes")", "stream", ErrorCode::kInvalidType},
       {R"("stream_options":{"include_usage":true})", "stream_options", ErrorCode::kInvalidValue},
+      {R"("stream":true,"stream_options":{"progress":1})", "stream_options.progress", ErrorCode::kInvalidType},
       {R"("stream":true,"stream_options":{"usage":true})", "stream_options.usage", ErrorCode::kUnknownField},
       {R"("draft":"off")", "draft", ErrorCode::kInvalidType},
       {R"("tools":{})", "tools", ErrorCode::kInvalidType},

@@ -82,7 +82,7 @@ TEST(ChatTemplateTest, SproutEqualsJinja) {
       ChatTemplate::load(std::filesystem::path(TENSORFOLD_SOURCE_DIR) / "deploy/models/sprout");
   ASSERT_TRUE(sprout.ok()) << sprout.status();
   EXPECT_TRUE(sprout->reply_format().reasoning);
-  EXPECT_TRUE(sprout->reply_format().tool_calls);
+  EXPECT_EQ(sprout->reply_format().tools, ToolSyntax::kTagged);
   size_t count = 0;
   for (const json::value& entry : corpus("sprout.json")) {
     const json::object& e = entry.as_object();

@@ -47,9 +47,9 @@ void merge(std::vector<ReplyEvent>* all, std::vector<ReplyEvent> events) {
   }
 }
 
-ReplyParser::Options options(bool starts_in_reasoning = false) {
+ReplyParser::Options options(bool starts_in_reasoning = false, ToolSyntax syntax = ToolSyntax::kTagged) {
   ReplyParser::Options o;
-  o.format = {true, true};
+  o.format = {true, syntax};
   o.starts_in_reasoning = starts_in_reasoning;
   o.tools =
       json::parse(R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
@@ -204,11 +204,11 @@ TEST(ReplyParserTest, CallsInsideReasoning) {
 // Without tools or reasoning in the format, marks are text.
 TEST(ReplyParserTest, FormatsCanBeOff) {
   ReplyParser::Options none = options();
-  none.format = {false, false};
+  none.format = {false, ToolSyntax::kNone};
   const std::string reply = "<think>\nx\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n";
   EXPECT_THAT(parse(reply, none), ElementsAre(text(reply)));
   ReplyParser::Options reasoning = options();
-  reasoning.format = {true, false};
+  reasoning.format = {true, ToolSyntax::kNone};
   EXPECT_THAT(parse(reply, reasoning),
               ElementsAre(think("x"), text("<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n")));
 }
@@ -230,11 +230,12 @@ TEST(ReplyParserTest, StreamsWithoutLeaking) {
 TEST(ReplyParserTest, DetectsFormat) {
   const ReplyFormat plain = detect_reply_format("{{ messages }}");
   EXPECT_FALSE(plain.reasoning);
-  EXPECT_FALSE(plain.tool_calls);
+  EXPECT_EQ(plain.tools, ToolSyntax::kNone);
   const ReplyFormat qwen = detect_reply_format("<think>\n\n</think> <tool_call>\n{\"name\":");
   EXPECT_TRUE(qwen.reasoning);
-  EXPECT_TRUE(qwen.tool_calls);
-  EXPECT_FALSE(detect_reply_format("<tool_call>{{ n }}<arg_key>").tool_calls);
+  EXPECT_EQ(qwen.tools, ToolSyntax::kTagged);
+  EXPECT_EQ(detect_reply_format("<tool_call>{{ n }}<arg_key>").tools, ToolSyntax::kArgumentKeys);
+  EXPECT_EQ(detect_reply_format("<tool_call> <｜DSML｜invoke").tools, ToolSyntax::kDsml);
   EXPECT_TRUE(ends_in_reasoning("<|im_start|>assistant\n<think>\n"));
   EXPECT_FALSE(ends_in_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n"));
   EXPECT_FALSE(ends_in_reasoning(""));
@@ -247,16 +248,35 @@ TEST(ReplyParserTest, HostileRepliesAreLinear) {
     for (size_t i = 0; i < n; ++i) out += s;
     return out;
   };
-  for (const std::string& unit :
-       {std::string("<tool_call>{\""), std::string("<tool_call>{\"</tool_call>"),
-        std::string("<tool_call><function=f></tool_call>"), std::string("</tool_call>"),
-        std::string("<tool_call>\n<function=f><parameter=s></parameter>"), std::string("<think>"),
-        std::string("<tool_call>{ "), std::string(" \n"), std::string("<"), std::string("[")}) {
-    for (const std::string& reply :
-         {repeated(unit, 20000), "<tool_call>\n<function=f>\n<parameter=s>" + repeated(unit, 20000)}) {
+  for (const std::string& unit : {std::string("<tool_call>{\""),
+                                  std::string("<tool_call>{\"</tool_call>"),
+                                  std::string("<tool_call><function=f></tool_call>"),
+                                  std::string("</tool_call>"),
+                                  std::string("<tool_call>\n<function=f><parameter=s></parameter>"),
+                                  std::string("<think>"),
+                                  std::string("<tool_call>{ "),
+                                  std::string(" \n"),
+                                  std::string("<"),
+                                  std::string("["),
+                                  std::string("<arg_key>k</arg_key><arg_value>v"),
+                                  std::string("<arg_value></arg_value>"),
+                                  std::string("<tool_call>f<arg_key>"),
+                                  std::string("<tool_call>f\n</tool_call>"),
+                                  std::string("<｜DSML｜calls>"),
+                                  std::string("<｜DSML｜invoke name=\"f\">"),
+                                  std::string("<｜DSML｜parameter name=\"k\">v"),
+                                  std::string("</｜DSML｜parameter>"),
+                                  std::string("</｜DSML｜invoke>"),
+                                  std::string("</｜DSML｜calls>")}) {
+    for (const auto& [syntax, reply] : std::vector<std::pair<ToolSyntax, std::string>>{
+             {ToolSyntax::kTagged, repeated(unit, 20000)},
+             {ToolSyntax::kTagged, "<tool_call>\n<function=f>\n<parameter=s>" + repeated(unit, 20000)},
+             {ToolSyntax::kArgumentKeys, "<tool_call>f\n<arg_key>" + repeated(unit, 20000)},
+             {ToolSyntax::kDsml, repeated(unit, 20000)},
+             {ToolSyntax::kDsml, "<｜DSML｜calls>\n<｜DSML｜invoke name=\"f\">" + repeated(unit, 20000)}}) {
       SCOPED_TRACE(unit);
       const auto begin = std::chrono::steady_clock::now();
-      ReplyParser parser(options());
+      ReplyParser parser(options(false, syntax));
       std::vector<ReplyEvent> all;
       for (size_t at = 0; at < reply.size(); at += 4096)
         merge(&all, parser.feed(std::string_view(reply).substr(at, 4096)));

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <vector>
+
+#include "coordinator/draft/prompt_costs.h"
 
 namespace tensorfold {
 namespace {
@@ -37,15 +40,40 @@ TEST(PassCosts, Estimates) {
   costs.record(5, 14.0);
   EXPECT_DOUBLE_EQ(costs.estimate(3), 12.0);
   costs.record(3, 8.0);
-  EXPECT_EQ(costs.estimate(3), 10.0);
+  EXPECT_EQ(costs.estimate(3), 9.0);  // the two that fall are taken together
+  EXPECT_EQ(costs.estimate(1), 9.0);
   EXPECT_GE(costs.estimate(100), 14.0);
   costs.record(2, std::numeric_limits<double>::quiet_NaN());
   costs.record(0, 1.0);
   costs.record(2, -1.0);
-  EXPECT_EQ(costs.estimate(2), 10.0);
+  EXPECT_EQ(costs.estimate(2), 9.0);
   PassCosts later;
   later.record(4, 10.0);
   EXPECT_LT(later.estimate(1), 10.0);
+}
+
+// Protects: one disturbed pass does not make all wider ones look dear for ever, though it is never measured again.
+TEST(PassCosts, OneDisturbedPassIsOutweighed) {
+  PassCosts costs;
+  for (int i = 0; i < 20; ++i) costs.record(2, 10.0);
+  costs.record(3, 100.0);
+  for (int i = 0; i < 20; ++i) costs.record(4, 11.0);
+  EXPECT_LT(costs.estimate(4), 20.0);
+}
+
+// Protects: a prompt row's cost grows with its position, and is extrapolated for prompts that have come less far.
+TEST(PromptCosts, GrowWithThePosition) {
+  PromptCosts costs;
+  EXPECT_EQ(costs.row_ms(5000, 3.0), 3.0);
+  for (int64_t at = 0; at < 65536; at += 256) {
+    costs.record(256, static_cast<double>(at), 256 * (0.5 + static_cast<double>(at) / 65536));
+  }
+  EXPECT_NEAR(costs.row_ms(65536, 3.0), 1.5, 0.05);
+  EXPECT_NEAR(costs.row_ms(32768, 3.0), 1.0, 0.1);
+  EXPECT_GT(costs.row_ms(0, 3.0), 0.3);
+  costs.record(0, 1.0, 5.0);
+  costs.record(8, 1.0, std::numeric_limits<double>::infinity());
+  EXPECT_NEAR(costs.row_ms(65536, 3.0), 1.5, 0.05);
 }
 
 // Protects the rates: depth d is only judged when those before it were kept, and a sequence overrules the prior with
@@ -71,21 +99,21 @@ TEST(WidthPolicy, FollowsCostAndAcceptance) {
   record_costs(good, 0.1);
   good.record_mtp_step(0.2);
   record_windows(good, DraftKind::kMtp, 0, 7, 7, 100);
-  EXPECT_EQ(good.choose(one, 0)[0].drafts, 7u);
-  EXPECT_EQ(good.choose(one, 0)[0].kind, DraftKind::kMtp);
+  EXPECT_EQ(good.choose(one)[0].drafts, 7u);
+  EXPECT_EQ(good.choose(one)[0].kind, DraftKind::kMtp);
 
   WidthPolicy bad;
   record_costs(bad, 1.0);
   bad.record_mtp_step(1.0);
   record_windows(bad, DraftKind::kMtp, 0, 7, 0, 100);
-  EXPECT_EQ(bad.choose(one, 0)[0].drafts, 0u);
-  EXPECT_EQ(bad.choose(one, 0)[0].kind, DraftKind::kNone);
+  EXPECT_EQ(bad.choose(one)[0].drafts, 0u);
+  EXPECT_EQ(bad.choose(one)[0].kind, DraftKind::kNone);
 
   WidthPolicy dear;  // a row costs as much as a pass: a draft would have to be kept always
   record_costs(dear, 10.0);
   dear.record_mtp_step(1.0);
   record_windows(dear, DraftKind::kMtp, 0, 7, 7, 100);
-  EXPECT_EQ(dear.choose(one, 0)[0].drafts, 0u);
+  EXPECT_EQ(dear.choose(one)[0].drafts, 0u);
 }
 
 // Protects the optimum: against trying every width for one sequence.
@@ -111,7 +139,7 @@ TEST(WidthPolicy, IsTheBestRatio) {
           best_drafts = d;
         }
       }
-      EXPECT_EQ(policy.choose(std::vector<WidthRequest>{mtp_request()}, 0)[0].drafts, best_drafts);
+      EXPECT_EQ(policy.choose(std::vector<WidthRequest>{mtp_request()})[0].drafts, best_drafts);
     }
   }
 }
@@ -131,15 +159,15 @@ TEST(WidthPolicy, KeepsLimits) {
   copy.copy_match = 9;
   copy.copy_ids = 2;
   copy.room = 9;
-  const auto got = policy.choose(std::vector<WidthRequest>{wide, little, none, lacking, copy}, 0);
+  const auto got = policy.choose(std::vector<WidthRequest>{wide, little, none, lacking, copy});
   EXPECT_EQ(got[0].drafts, 3u);
   EXPECT_EQ(got[1].drafts, 1u);
   EXPECT_EQ(got[2].drafts, 0u);
   EXPECT_EQ(got[3].drafts, 0u);
   EXPECT_EQ(got[4].drafts, 2u);
   EXPECT_EQ(got[4].kind, DraftKind::kCopy);
-  EXPECT_TRUE(policy.choose({}, 5).empty());
-  EXPECT_EQ(WidthPolicy({.max_width = 1}).choose(std::vector<WidthRequest>{wide}, 0)[0].drafts, 0u);
+  EXPECT_TRUE(policy.choose({}).empty());
+  EXPECT_EQ(WidthPolicy({.max_width = 1}).choose(std::vector<WidthRequest>{wide})[0].drafts, 0u);
 }
 
 // Protects `auto`: a long match whose kind is measured good is copied, otherwise the model guesses.
@@ -154,13 +182,13 @@ TEST(WidthPolicy, AutoPicksTheBetterSource) {
   request.kind = DraftKind::kAuto;
   request.copy_ids = 7;
   request.copy_match = 40;
-  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].kind, DraftKind::kCopy);
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request})[0].kind, DraftKind::kCopy);
   request.copy_match = 4;
-  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].kind, DraftKind::kMtp);
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request})[0].kind, DraftKind::kMtp);
   request.copy_match = 0;
-  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].kind, DraftKind::kMtp);
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request})[0].kind, DraftKind::kMtp);
   request.mtp_available = false;
-  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].kind, DraftKind::kNone);
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request})[0].kind, DraftKind::kNone);
 }
 
 // Protects batches: rows go to the sequences whose drafts are kept.
@@ -178,10 +206,68 @@ TEST(WidthPolicy, SharesRowsByWorth) {
   a.acceptance = &sure;
   WidthRequest b = mtp_request();
   b.acceptance = &poor;
-  const auto got = policy.choose(std::vector<WidthRequest>{b, a, b}, 0);
+  const auto got = policy.choose(std::vector<WidthRequest>{b, a, b});
   EXPECT_EQ(got[0].drafts, 0u);
   EXPECT_GT(got[1].drafts, 3u);
   EXPECT_EQ(got[2].drafts, 0u);
+}
+
+// Protects: however many streams there are, together they are expected to keep no fewer tokens a millisecond than one
+// alone, and many streams get narrow windows where rows cost. The costs are those of a machine that reads weights at
+// first and computes later.
+TEST(WidthPolicy, MoreStreamsNeverKeepLess) {
+  for (const double free_rows : {1.0, 8.0, 32.0, 1000.0}) {
+    for (const size_t kept : {0u, 2u, 7u}) {
+      WidthPolicy policy;
+      for (size_t rows = 1; rows <= 512; ++rows) {
+        policy.record_pass(rows, 10.0 + 10.0 * std::max(0.0, static_cast<double>(rows) - free_rows) / free_rows);
+      }
+      policy.record_mtp_step(0.2);
+      record_windows(policy, DraftKind::kMtp, 0, 7, kept, 50);
+      uint32_t deepest = 0;
+      const auto value = [&](size_t streams) {
+        const auto choices = policy.choose(std::vector<WidthRequest>(streams, mtp_request()));
+        double tokens = 0;
+        size_t rows = 0;
+        deepest = 0;
+        for (const WidthChoice& choice : choices) {
+          double chance = 1;
+          tokens += 1;
+          rows += 1 + choice.drafts;
+          deepest = std::max(deepest, choice.drafts);
+          for (uint32_t d = 1; d <= choice.drafts; ++d) {
+            tokens += chance *= policy.global().rate(DraftSource::kMtp, d, nullptr);
+          }
+        }
+        return tokens / policy.pass_ms(rows, deepest);
+      };
+      const double one = value(1);
+      const uint32_t alone = deepest;
+      for (const size_t streams : {2u, 3u, 5u, 8u, 16u, 33u, 64u}) {
+        EXPECT_GE(value(streams), one * 0.999) << free_rows << " free rows, " << kept << " kept, " << streams;
+        EXPECT_LE(deepest, std::max(alone, 1u));
+      }
+      if (free_rows == 8.0 && kept == 2) {
+        EXPECT_LT(deepest, alone);
+      }
+    }
+  }
+}
+
+// Protects: the windows of a pass together keep its limit, and every sequence has its row.
+TEST(WidthPolicy, KeepsThePassLimit) {
+  for (const bool adaptive : {false, true}) {
+    WidthPolicy policy({.adaptive = adaptive});
+    record_costs(policy, 0.01);
+    record_windows(policy, DraftKind::kMtp, 0, 7, 7, 100);
+    for (const size_t most : {3u, 4u, 9u}) {
+      size_t rows = 0;
+      for (const WidthChoice& choice : policy.choose(std::vector<WidthRequest>(4, mtp_request()), most)) {
+        rows += 1 + choice.drafts;
+      }
+      EXPECT_EQ(rows, std::max<size_t>(most, 4));
+    }
+  }
 }
 
 // Protects against never measuring again: after a while without drafts, one is tried.
@@ -190,11 +276,11 @@ TEST(WidthPolicy, Probes) {
   record_costs(policy, 1.0);
   record_windows(policy, DraftKind::kMtp, 0, 7, 0, 100);
   WidthRequest request = mtp_request();
-  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].drafts, 0u);
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request})[0].drafts, 0u);
   request.idle_rounds = 32;
-  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].drafts, 1u);
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request})[0].drafts, 1u);
   request.room = 0;
-  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request}, 0)[0].drafts, 0u);
+  EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request})[0].drafts, 0u);
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ struct Reply {
   std::vector<pb::ToolCallDelta> calls;
   std::vector<pb::TokenLogprob> logprobs;
   std::map<uint32_t, pb::Finish> finishes;
+  std::vector<pb::Progress> progress;
 };
 
 struct Server {
@@ -58,6 +59,7 @@ struct Server {
     while (reader->Read(&event)) {
       if (event.has_started()) out.started = event.started();
       if (event.has_finish()) out.finishes[event.finish().choice()] = event.finish();
+      if (event.has_progress()) out.progress.push_back(event.progress());
       if (!event.has_delta()) continue;
       const pb::Delta& delta = event.delta();
       out.text[delta.choice()] += delta.text();
@@ -93,6 +95,29 @@ pb::GenerateRequest endless() {
   request.mutable_sampling()->set_max_tokens(2000);
   request.mutable_sampling()->set_ignore_eos(true);
   return request;
+}
+
+// Protects: the priority arrives over gRPC, too, and an unknown one is refused.
+TEST(Grpc, Priority) {
+  Server server;
+  server.serving.model->set_pass_time(std::chrono::milliseconds(2));
+  pb::GenerateRequest request = endless();
+  request.set_priority(pb::PRIORITY_BACKGROUND);
+  std::thread client([&] {
+    request.mutable_sampling()->set_max_tokens(200);
+    EXPECT_TRUE(server.generate(request).status.ok());
+  });
+  int background = 0;
+  for (int i = 0; i < 2000 && background == 0; ++i) {
+    background = server.serving.engine->status().active_background;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  client.join();
+  EXPECT_EQ(background, 1);
+  request.set_priority(static_cast<pb::Priority>(7));
+  const Reply refused = server.generate(request);
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(refused.status.error_message().find("priority"), std::string::npos);
 }
 
 // A chat over gRPC gives the tokens, the text and the block of the same chat over HTTP.
@@ -328,6 +353,28 @@ TEST(Grpc, StopAndAddress) {
   }
   EXPECT_FALSE(reader->Finish().ok());
   EXPECT_TRUE(server.serving.wait_for_load(0, 0));
+}
+
+// While a long prompt is read, a client that asked is told how far.
+TEST(Grpc, Progress) {
+  ServingOptions options = small_engine();
+  options.engine.progress_interval = std::chrono::milliseconds(0);
+  options.engine.prompt_chunk = 64;
+  options.engine.max_batch_rows = 64;
+  Server server(options);
+  server.serving.model->set_pass_time(std::chrono::milliseconds(1));
+  pb::GenerateRequest request;
+  for (int i = 0; i < 300; ++i) request.mutable_prompt_ids()->add_ids(300 + i);
+  request.mutable_sampling()->set_max_tokens(2);
+  EXPECT_TRUE(server.generate(request).progress.empty());
+  request.mutable_prompt_ids()->set_ids(0, 299);  // another prompt, which no cache has
+  request.set_progress(true);
+  const Reply reply = server.generate(request);
+  EXPECT_TRUE(reply.status.ok()) << reply.status.error_message();
+  ASSERT_GE(reply.progress.size(), 2u);
+  EXPECT_GT(reply.progress[1].read(), reply.progress[0].read());
+  EXPECT_EQ(reply.progress[0].total(), 300u);
+  EXPECT_GT(reply.progress[0].tokens_per_s(), 0);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <boost/json.hpp>
+#include <future>
 #include <thread>
 
 #include "coordinator/http/server.h"
@@ -40,6 +41,63 @@ struct Server {
 
 const std::string kEndless = R"({"prompt":"go","max_tokens":2000,"ignore_eos":true})";
 const std::string kEndlessStream = R"({"prompt":"go","max_tokens":2000,"ignore_eos":true,"stream":true})";
+
+bool wait_for_background(const Serving& serving, int sequences) {
+  for (int i = 0; i < 500; ++i) {
+    if (serving.engine->status().active_background == sequences) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+// Protects: a request is background by its own field, by its key or by the name it asks for, and nothing else is; another
+// word is refused.
+TEST(HttpLoad, PriorityByFieldKeyAndName) {
+  ServingOptions options = small_engine();
+  options.service.names = {"sprout", "batch"};
+  options.service.background_names = {"batch"};
+  options.service.background_key_hashes = {
+      "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683"};  // of "key"
+  Server server(std::move(options));
+  server.serving.model->set_pass_time(std::chrono::milliseconds(2));
+  const std::string rest = R"("prompt":"go","max_tokens":2000,"ignore_eos":true})";
+  const std::vector<std::pair<std::string, int>> cases = {
+      {post_text("/v1/completions", "{" + rest), 0},
+      {post_text("/v1/completions", R"({"priority":"foreground",)" + rest), 0},
+      {post_text("/v1/completions", R"({"priority":"background",)" + rest), 1},
+      {post_text("/v1/completions", R"({"model":"batch","priority":"foreground",)" + rest), 1},
+      {post_text("/v1/completions", "{" + rest, "Authorization: Bearer key\r\n"), 1},
+      {post_text("/v1/completions", "{" + rest, "Authorization: Bearer other\r\n"), 0},
+  };
+  for (const auto& [text, background] : cases) {
+    RawClient client(server.port);
+    client.send(text);
+    ASSERT_TRUE(server.serving.wait_for_load(1, 0)) << text;
+    EXPECT_TRUE(wait_for_background(server.serving, background)) << text;
+    client.close();
+    ASSERT_TRUE(server.serving.wait_for_load(0, 0));
+  }
+  const RawReply refused = post(server.port, "/v1/completions", R"({"prompt":"go","priority":"urgent"})");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr("priority"));
+}
+
+// Protects: a background stream that gives its lane up stays open, and goes on and ends whole once there is room.
+TEST(HttpLoad, BackgroundStreamsGoOn) {
+  Server server;
+  server.serving.model->set_pass_time(std::chrono::milliseconds(2));
+  RawClient background(server.port);
+  background.send(post_text("/v1/completions",
+                            R"({"prompt":"go","max_tokens":60,"ignore_eos":true,"stream":true,"priority":"background"})"));
+  ASSERT_TRUE(wait_for_background(server.serving, 1));
+  const RawReply foreground = post(server.port, "/v1/completions", R"({"prompt":"go","max_tokens":5,"ignore_eos":true})");
+  EXPECT_EQ(foreground.status, 200);
+  EXPECT_EQ(server.serving.engine->status().preempted, 1u);
+  const RawReply whole = background.read_reply();
+  EXPECT_EQ(whole.status, 200);
+  EXPECT_THAT(whole.body, HasSubstr("[DONE]"));
+  EXPECT_THAT(whole.body, HasSubstr("\"finish_reason\":\"length\""));
+}
 
 // A client that leaves frees its place at once: running or queued, streaming or not, by FIN or by reset.
 TEST(HttpLoad, DisconnectFreesTheSlot) {
@@ -194,6 +252,42 @@ TEST(HttpLoad, SlowReader) {
   EXPECT_EQ(status.cancelled, 1u);
   EXPECT_LT(status.reply_tokens, 40000u);
   EXPECT_THAT(get(server.port, "/metrics").body, HasSubstr("tensorfold_slow_readers_total 1"));
+}
+
+// A megabyte of text is tokenised on a worker: it is admitted while the scheduler is stuck in a pass, and while all
+// workers are busy the scheduler goes on with its rounds.
+TEST(HttpLoad, LongTextsDelayNoRound) {
+  ServingOptions serving = small_engine();
+  serving.context = 1 << 20;
+  serving.engine.pages = 1 << 15;
+  serving.service.workers = 1;
+  Server server(serving);
+  std::string text;
+  while (text.size() < (1 << 20)) text += "some words that are not the same " + std::to_string(text.size()) + " ";
+  const std::string body = R"({"prompt":")" + text + R"(","max_tokens":2})";
+  server.serving.model->set_pass_time(std::chrono::milliseconds(1));
+  RawClient running(server.port);
+  running.send(post_text("/v1/completions", R"({"prompt":"go","max_tokens":20000,"ignore_eos":true,"stream":true})"));
+  ASSERT_TRUE(running.read_until("data: "));
+
+  server.serving.model->hold(true);
+  RawClient waiting(server.port);
+  waiting.send(post_text("/v1/completions", body));
+  EXPECT_TRUE(server.serving.wait_for_load(1, 1));  // tokenised and admitted while no round can end
+  server.serving.model->hold(false);
+
+  std::promise<void> free;
+  std::shared_future<void> freed = free.get_future().share();
+  server.serving.service->workers().post([freed] { freed.wait(); });
+  RawClient tokenizing(server.port);
+  tokenizing.send(post_text("/tokenize", R"({"prompt":")" + text + "\"}"));
+  const uint64_t before = server.serving.engine->status().passes;
+  for (int i = 0; i < 1000 && server.serving.engine->status().passes < before + 20; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_GE(server.serving.engine->status().passes, before + 20);
+  free.set_value();
+  EXPECT_EQ(tokenizing.read_reply().status, 200);
 }
 
 // /health answers while every worker tokenises a long text and the engine is stuck in a pass.

@@ -299,6 +299,52 @@ TEST_F(HttpReplies, SameRequestSameReply) {
   EXPECT_EQ(sha(R"(,"seed":5)"), sha(R"(,"seed":5,"stream":false)"));
 }
 
+// While a long prompt is read, a client that asked is told how far, in either dialect; others see no such chunk.
+TEST(HttpProgress, WhileAPromptIsRead) {
+  ServingOptions options;
+  options.engine.progress_interval = std::chrono::milliseconds(0);
+  options.engine.prompt_chunk = 64;
+  options.engine.max_batch_rows = 64;
+  Serving serving(options);
+  serving.model->set_pass_time(std::chrono::milliseconds(1));
+  const auto http = HttpServer::start({}, *serving.service, serving.metrics);
+  ASSERT_TRUE(http.ok()) << http.status();
+  std::string words;
+  for (int i = 0; i < 300; ++i) words += "word ";
+  const std::string asked = R"("max_tokens":3,"stream":true,"stream_options":{"progress":true})";
+  const std::string completion = R"({"prompt":")" + words + R"(",)" + asked + "}";
+  for (const auto& [path, body] : {std::pair<std::string, std::string>{"/v1/chat/completions", chat(asked, words)},
+                                   {"/v1/completions", completion}}) {
+    const RawReply reply = post((*http)->port(), path, body);
+    const auto data = sse_data(reply.body);
+    ASSERT_TRUE(data.has_value()) << reply.body;
+    uint64_t last = 0;
+    int events = 0;
+    bool text_came = false;
+    for (size_t i = 0; i + 1 < data->size(); ++i) {
+      const object chunk = boost::json::parse((*data)[i]).as_object();
+      const value* progress = chunk.if_contains("progress");
+      if (progress == nullptr) {
+        text_came |= (*data)[i].find("\"content\":\"\"") == std::string::npos;
+        continue;
+      }
+      EXPECT_FALSE(text_came) << "progress after the first token";
+      EXPECT_TRUE(chunk.at("choices").as_array().empty());
+      const uint64_t read = progress->at("read").to_number<uint64_t>();
+      EXPECT_GT(read, last);
+      EXPECT_LT(read, progress->at("total").to_number<uint64_t>());
+      EXPECT_GT(progress->at("tokens_per_s").to_number<double>(), 0);
+      EXPECT_GT(progress->at("seconds_left").to_number<double>(), 0);
+      last = read;
+      ++events;
+    }
+    EXPECT_GE(events, 2) << path;
+    EXPECT_TRUE(text_came);
+  }
+  const RawReply silent = post((*http)->port(), "/v1/chat/completions", chat(R"("max_tokens":3,"stream":true)", words));
+  EXPECT_THAT(silent.body, Not(HasSubstr("progress")));
+}
+
 // Metrics are Prometheus text and count what happened.
 TEST_F(HttpReplies, Metrics) {
   serving_.script("hi");

@@ -72,6 +72,9 @@ std::vector<Case> error_cases() {
        "p.yaml:2:42: cluster.ucx.on_slow: nothing to compare with: set expect_transport or min_bandwidth"},
       {"pages_and_bytes", "memory: {kv_pages: 4, kv_bytes: 1GiB}",
        "p.yaml:2:20: memory.kv_pages: memory.kv_bytes is set too: keep one of them"},
+      {"snapshot_grid", "cache: {snapshot_tokens: 100}", "p.yaml:2:26: cache.snapshot_tokens: 100 is no multiple of 64"},
+      {"state_without_cache", "cache: {enabled: false}\nstate: {directory: s}",
+       "p.yaml:3:20: state.directory: cache.enabled is false"},
       {"rows_sequences", "schedule: {max_batch_rows: 64, max_sequences: 65}",
        "p.yaml:2:28: schedule.max_batch_rows: 64 rows cannot hold one row of each of 65 sequences "
        "(schedule.max_sequences)"},
@@ -105,6 +108,7 @@ std::vector<Case> warning_cases() {
        "ok\np.yaml:2:29: schedule.request_timeout: longer than schedule.request_timeout, which ends the request first"},
       {"idle_ucx", "cluster: {ucx: {tls: [tcp]}}",
        "ok\np.yaml:2:22: cluster.ucx.tls: has no effect without transport: ucx"},
+      {"idle_state", "state: {quota: 4GiB}", "ok\np.yaml:2:16: state.quota: has no effect without state.directory"},
       {"idle_width", "draft: {kind: none, max_width: 4}",
        "ok\np.yaml:2:32: draft.max_width: has no effect with draft.kind: none"},
       {"idle_match", "draft: {kind: mtp, min_match: 4}",

@@ -70,6 +70,10 @@ class Listener {
     std::unique_lock lock(state_->mutex);
     EXPECT_TRUE(state_->changed.wait_for(lock, std::chrono::seconds(60), [&] { return state_->tokens >= count; }));
   }
+  size_t tokens() {
+    const std::lock_guard lock(state_->mutex);
+    return state_->tokens;
+  }
   bool finished() {
     const std::lock_guard lock(state_->mutex);
     return !state_->finishes.empty();
@@ -88,12 +92,14 @@ class Listener {
 class EngineTest : public testing::Test {
  protected:
   void open(EngineOptions options, int world = 2) {
+    options.cache.snapshots = 8;
     packer_ = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
     shards_ = *ModelShards::load_all(kFixture, world, *packer_);
     LocalClusterOptions cluster;
     cluster.backend.threads = 1;
     cluster.runner.slots = options.max_sequences;
     cluster.runner.pages = options.pages;
+    cluster.runner.snapshots = options.cache.snapshots;
     cluster_ = *LocalCluster::start(*shards_, cluster);
     link_ = std::make_unique<BreakableLink>(*cluster_);
     EngineModel model;
@@ -335,6 +341,109 @@ TEST_F(EngineTest, DeadlinesEndRequests) {
   const FinishEvent finish = listener.finish();
   ASSERT_TRUE(finish.error.has_value());
   EXPECT_EQ(finish.error->http_status(), 504);
+}
+
+// Protects: a foreground request takes the lane of a background one, the oldest, which goes on afterwards with the same
+// bytes; nobody is ended for it.
+TEST_F(EngineTest, BackgroundGivesItsLaneUpAndResumesExactly) {
+  EngineOptions options;
+  options.max_sequences = 2;
+  open(options);
+  std::vector<std::string> undisturbed;
+  for (uint32_t seed = 0; seed < 4; ++seed) undisturbed.push_back(run(request(seed, 40, 120)));
+  std::vector<Listener> background(2);
+  for (uint32_t seed = 0; seed < 2; ++seed) {
+    GenerationRequest slow = request(seed, 40, 120);
+    slow.priority = Priority::kBackground;
+    ASSERT_TRUE(engine_->submit(slow, background[seed].sink()).ok());
+  }
+  for (Listener& listener : background) listener.wait_tokens(5);
+  std::vector<Listener> foreground(2);
+  for (uint32_t seed = 2; seed < 4; ++seed) {
+    ASSERT_TRUE(engine_->submit(request(seed, 40, 120), foreground[seed - 2].sink()).ok());
+  }
+  for (uint32_t seed = 0; seed < 2; ++seed) {
+    EXPECT_EQ(foreground[seed].finish().stats.token_sha, undisturbed[seed + 2]);
+  }
+  for (uint32_t seed = 0; seed < 2; ++seed) {
+    const FinishEvent finish = background[seed].finish();
+    EXPECT_EQ(finish.stats.token_sha, undisturbed[seed]) << seed;
+    EXPECT_EQ(finish.stats.completion_tokens, 120u);
+    EXPECT_EQ(finish.reason, FinishReason::kLength);
+  }
+  EXPECT_GE(engine_->status().preempted, 1u);
+  EXPECT_TRUE(all_pages_free());
+}
+
+// Protects: pages are given up as lanes are, but only when that is enough; background ones never take a lane from
+// anybody, and a cancelled one that gave its lane up ends with what it had.
+TEST_F(EngineTest, PagesAreGivenUpOnlyWhenItHelps) {
+  EngineOptions options;
+  options.max_sequences = 3;
+  options.pages = 60;
+  open(options);
+  GenerationRequest slow = request(0, 30, 1800);  // 29 pages
+  slow.priority = Priority::kBackground;
+  Listener background;
+  const ApiOr<uint64_t> slow_id = engine_->submit(slow, background.sink());
+  ASSERT_TRUE(slow_id.ok());
+  background.wait_tokens(3);
+  Listener small;
+  ASSERT_TRUE(engine_->submit(request(1, 30, 1800), small.sink()).ok());  // fits beside it
+  small.wait_tokens(3);
+  EXPECT_EQ(engine_->status().preempted, 0u);
+  Listener other;
+  GenerationRequest second = slow;
+  ASSERT_TRUE(engine_->submit(second, other.sink()).ok());  // background: it waits
+  Listener large;
+  ASSERT_TRUE(engine_->submit(request(2, 30, 1000), large.sink()).ok());
+  large.wait_tokens(1);
+  EXPECT_EQ(engine_->status().preempted, 1u);
+  EXPECT_FALSE(background.finished());
+  engine_->cancel(*slow_id);
+  const FinishEvent finish = background.finish();
+  EXPECT_EQ(finish.reason, FinishReason::kCancelled);
+  EXPECT_GE(finish.stats.completion_tokens, 3u);
+  EXPECT_EQ(finish.stats.token_ids.size(), finish.stats.completion_tokens);
+}
+
+// Protects: a request's deadline ends it while it waits, too, with the usage of what was done: nothing.
+TEST_F(EngineTest, DeadlinesEndWaitingRequests) {
+  EngineOptions options;
+  options.max_sequences = 1;
+  open(options);
+  Listener running;
+  const ApiOr<uint64_t> id = engine_->submit(request(0, 30, 3500), running.sink());
+  ASSERT_TRUE(id.ok());
+  running.wait_tokens(1);
+  GenerationRequest late = request(1);
+  late.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
+  Listener waiting;
+  ASSERT_TRUE(engine_->submit(late, waiting.sink()).ok());
+  const FinishEvent finish = waiting.finish();
+  ASSERT_TRUE(finish.error.has_value());
+  EXPECT_EQ(finish.error->http_status(), 504);
+  EXPECT_EQ(finish.stats.prompt_tokens, 30u);
+  EXPECT_EQ(finish.stats.completion_tokens, 0u);
+  EXPECT_FALSE(running.finished());
+  engine_->cancel(*id);
+}
+
+// Protects: the numbers of a reply that was cut are those of the tokens that were sent.
+TEST_F(EngineTest, CutRepliesCountWhatWasSent) {
+  open({});
+  Listener listener;
+  const ApiOr<uint64_t> id = engine_->submit(request(3, 30, 3500), listener.sink());
+  ASSERT_TRUE(id.ok());
+  listener.wait_tokens(10);
+  engine_->cancel(*id);
+  const FinishEvent finish = listener.finish();
+  EXPECT_EQ(finish.reason, FinishReason::kCancelled);
+  EXPECT_EQ(finish.stats.completion_tokens, listener.tokens());
+  EXPECT_EQ(finish.stats.token_ids.size(), listener.tokens());
+  EXPECT_EQ(finish.stats.prompt_tokens, 30u);
+  EXPECT_GE(finish.stats.min_rows, 1u);
+  EXPECT_EQ(finish.stats.token_sha.size(), 12u);
 }
 
 }  // namespace

@@ -35,10 +35,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const boost::json::value tools = boost::json::parse(
       R"([{"function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}, "s": {"type": "string"}}}}}])");
   ReplyParser::Options options;
-  options.format = {(data[0] & 1) != 0, (data[0] & 2) != 0};
-  options.starts_in_reasoning = (data[0] & 4) != 0;
+  options.format = {(data[0] & 1) != 0, static_cast<ToolSyntax>((data[0] >> 1) & 3)};
+  options.starts_in_reasoning = (data[0] & 8) != 0;
   options.tools = tools;
   const std::string_view reply(reinterpret_cast<const char*>(data) + 1, size - 1);
-  if (parse(options, reply, reply.size() + 1) != parse(options, reply, 1 + (data[0] >> 3))) std::abort();
+  if (parse(options, reply, reply.size() + 1) != parse(options, reply, 1 + (data[0] >> 4))) std::abort();
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <boost/json.hpp>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -157,6 +158,59 @@ TEST(ModelConfig, RefusesBadExperts) {
   EXPECT_THAT(error_with("qwen3", object(R"({"num_experts": 8})")), HasSubstr("qwen3 has no experts"));
 }
 
+// Protects: nemotron_h's blocks from a list or a pattern, its Mamba2 numbers, router and MTP layer.
+TEST(ModelConfig, NemotronH) {
+  const auto config = read_config(kFixtures + "nemotron_h");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, Family::kNemotronH);
+  EXPECT_THAT(config->layers, ElementsAre(LayerKind::kMamba2, LayerKind::kNone, LayerKind::kMamba2,
+                                          LayerKind::kFullAttention, LayerKind::kMamba2, LayerKind::kNone));
+  EXPECT_EQ(config->count(MlpKind::kExperts), 2);
+  EXPECT_EQ(config->count(MlpKind::kNone), 4);
+  EXPECT_EQ(config->mamba2.heads, 8);
+  EXPECT_EQ(config->mamba2.groups, 4);
+  EXPECT_EQ(config->mamba2.state, 32);
+  EXPECT_TRUE(config->mamba2.conv_bias);
+  EXPECT_EQ(config->mamba2.least_step, 0.0);
+  EXPECT_TRUE(std::isinf(config->mamba2.most_step));
+  EXPECT_TRUE(config->experts.sigmoid && config->experts.choice_bias && config->experts.renormalise);
+  EXPECT_FALSE(config->experts.gated || config->experts.shared_gate);
+  EXPECT_EQ(config->experts.scale, 2.5);
+  EXPECT_EQ(config->experts.shared_intermediate_size, 128);
+  EXPECT_EQ(config->rope.dims, 0);
+  EXPECT_EQ(config->mtp_layers, 1);
+
+  json::object pattern = fixture("nemotron_h");
+  pattern.erase("layers_block_type");
+  pattern["hybrid_override_pattern"] = "MEM*ME";
+  EXPECT_EQ(canonical_text(*parse(pattern)), canonical_text(*config));
+  pattern["hybrid_override_pattern"] = "MEM*M-";
+  EXPECT_EQ(parse(pattern)->count(MlpKind::kDense), 1);
+  // As Python writes it, which is not JSON.
+  std::string text = json::serialize(fixture("nemotron_h"));
+  const std::string spelt = R"({"__float__":"Infinity"})";
+  ASSERT_NE(text.find(spelt), std::string::npos);
+  text.replace(text.find(spelt), spelt.size(), "Infinity");
+  const auto bare = parse_config(text, "");
+  ASSERT_TRUE(bare.ok()) << bare.status();
+  EXPECT_EQ(canonical_text(*bare), canonical_text(*config));
+}
+
+// Protects: what nemotron_h files may say and is not computed here is refused by key.
+TEST(ModelConfig, RefusesWhatNemotronHMayAsk) {
+  EXPECT_THAT(error_with("nemotron_h", {{"moe_latent_size", 32}}), HasSubstr("moe_latent_size is 32"));
+  EXPECT_THAT(error_with("nemotron_h", {{"sliding_window", 512}}), HasSubstr("sliding_window is 512"));
+  EXPECT_THAT(error_with("nemotron_h", {{"n_group", 2}}), HasSubstr("n_group is 2"));
+  EXPECT_THAT(error_with("nemotron_h", {{"n_shared_experts", 2}}), HasSubstr("n_shared_experts is 2"));
+  EXPECT_THAT(error_with("nemotron_h", {{"use_bias", true}}), HasSubstr("use_bias is true"));
+  EXPECT_THAT(error_with("nemotron_h", {{"mlp_hidden_act", "silu"}}), HasSubstr("mlp_hidden_act is \"silu\""));
+  EXPECT_THAT(error_with("nemotron_h", {{"n_groups", 3}}), HasSubstr("mamba_num_heads is 8; allowed: a multiple of"));
+  EXPECT_THAT(error_with("nemotron_h", {{"num_hidden_layers", 5}}), HasSubstr("num_hidden_layers is 5; allowed: 6"));
+  EXPECT_THAT(error_with("nemotron_h", {{"layers_block_type", {"moe", "conv"}}}), HasSubstr("layers_block_type"));
+  EXPECT_THAT(error_with("nemotron_h", {{"mtp_layers_block_type", {"moe"}}}), HasSubstr("mtp_layers_block_type"));
+  EXPECT_THAT(error_with("nemotron_h", {{"time_step_limit", {1.0, 0.5}}}), HasSubstr("time_step_limit"));
+}
+
 // Protects: without layer_types the interval decides.
 TEST(ModelConfig, LayerTypesFromInterval) {
   json::object config = fixture("qwen3_5");
@@ -222,8 +276,17 @@ TEST(ModelConfig, FeaturesRefused) {
 
 // Protects: rope types that are not computed are refused by name; contradictions and bad factors too.
 TEST(ModelConfig, RopeRefused) {
-  EXPECT_THAT(error_with("llama", {{"rope_parameters", object(R"({"rope_type":"yarn","rope_theta":1e4,"factor":4})")}}),
-              HasSubstr("rope_type 'yarn', which is not read here. Read are: default, linear, llama3"));
+  EXPECT_THAT(error_with("llama", {{"rope_parameters", object(R"({"rope_type":"ntk","rope_theta":1e4,"factor":4})")}}),
+              HasSubstr("rope_type 'ntk', which is not read here. Read are: default, linear, llama3, yarn"));
+  for (const char* type : {"dynamic", "longrope"}) {
+    const std::string error =
+        error_with("llama", {{"rope_parameters", {{"rope_type", type}, {"rope_theta", 1e4}, {"factor", 4}}}});
+    EXPECT_THAT(error, HasSubstr(type));
+    EXPECT_THAT(error, HasSubstr("change with the length of the whole sequence"));
+  }
+  EXPECT_THAT(
+      error_with("llama", {{"rope_parameters", object(R"({"rope_type":"yarn","rope_theta":1e4,"factor":0.5})")}}),
+      HasSubstr("factor is 0.5"));
   EXPECT_THAT(error_with("llama", {{"rope_parameters", object(R"({"full_attention":{"rope_theta":1e4}})")}}),
               HasSubstr("different rotary positions"));
   EXPECT_THAT(error_with("llama", {{"rope_theta", 5.0}}), HasSubstr("disagree"));

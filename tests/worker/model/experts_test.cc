@@ -165,6 +165,46 @@ TEST(Experts, StackedExpertsGiveTheSameBits) {
   EXPECT_THAT(load_error(fused.write("bad")), AllOf(HasSubstr("experts.down_proj"), HasSubstr("[8, 64, 64]")));
 }
 
+// Protects: nemotron_h under the names of other writers gives the same bits, MTP logits too: the prefix model., experts
+// stacked without gates, or MLX's fc1 and fc2 beside its layout of convolutions.
+TEST(Experts, NemotronLayoutsGiveTheSameBits) {
+  const ModelCopy plain = ModelCopy::of(kFixtures + "nemotron_h");
+  const std::vector<float> want = run_model(kFixtures + "nemotron_h", 1);
+  ModelCopy renamed = plain, stacked = plain, mlx = plain;
+  for (OwnedTensor& t : renamed.tensors) {
+    if (t.name.starts_with("backbone.")) t.name.replace(0, 9, "model.");
+  }
+  for (OwnedTensor& t : mlx.tensors) {
+    if (t.name.ends_with("conv1d.weight")) std::swap(t.shape[1], t.shape[2]);
+  }
+  remove_tensors(stacked, ".mixer.experts.");
+  remove_tensors(mlx, ".mixer.experts.");
+  for (const std::string layer : {"backbone.layers.1", "backbone.layers.5", "mtp.layers.1"}) {
+    const std::string at = layer + ".mixer";
+    stacked.tensors.push_back(stack(plain, at, {"up_proj"}, at + ".experts.up_proj"));
+    stacked.tensors.push_back(stack(plain, at, {"down_proj"}, at + ".experts.down_proj"));
+    mlx.tensors.push_back(stack(plain, at, {"up_proj"}, at + ".switch_mlp.fc1.weight"));
+    mlx.tensors.push_back(stack(plain, at, {"down_proj"}, at + ".switch_mlp.fc2.weight"));
+  }
+  for (const int ranks : {1, 3}) {
+    EXPECT_TRUE(same_bits(run_model(renamed.write("renamed"), ranks), want)) << ranks << " ranks";
+    EXPECT_TRUE(same_bits(run_model(stacked.write("stacked"), ranks), want)) << ranks << " ranks";
+    EXPECT_TRUE(same_bits(run_model(mlx.write("mlx"), ranks), want)) << ranks << " ranks";
+  }
+  EXPECT_THAT(load_error(kFixtures + "nemotron_h", 8), HasSubstr("4 Mamba2 groups cut into 4 slices"));
+}
+
+// Protects: an MTP layer that the configuration does not count is left out, and one without its projection is refused.
+TEST(Experts, NemotronMtpLayerIsWholeOrAbsent) {
+  ModelCopy uncounted = ModelCopy::of(kFixtures + "nemotron_h"), broken = uncounted, absent = uncounted;
+  uncounted.replace_in_config("\"num_nextn_predict_layers\": 1", "\"num_nextn_predict_layers\": 0");
+  remove_tensors(broken, "mtp.layers.0.eh_proj");
+  remove_tensors(absent, "mtp.");
+  const std::vector<float> want = run_model(absent.write("absent"), 2);
+  EXPECT_TRUE(same_bits(run_model(uncounted.write("uncounted"), 2), want));
+  EXPECT_THAT(load_error(broken.write("broken")), HasSubstr("no mtp.layers.0.eh_proj.weight"));
+}
+
 // MLX affine, 4 bits in groups of 32, for [64, 64] matrices: words of noise, scales and biases of bf16 values.
 void quantise(ModelCopy& copy, const std::string& module, uint32_t seed) {
   const auto tensor = [](const std::string& name, Dtype dtype, std::vector<int64_t> shape, const auto& values) {
@@ -273,6 +313,23 @@ TEST(Experts, BackendWithoutThemRefuses) {
             "model_type qwen3_moe has mixture-of-experts layers, which backend plain does not compute: run it with "
             "backend cpu");
   EXPECT_TRUE(ModelShards::load_all(kFixtures + "qwen3", 1, ops).ok());
+}
+
+class NoMamba2 : public CpuOps {
+ public:
+  NoMamba2() : CpuOps(kernels_for("auto"), std::make_shared<ThreadPool>(1)) {}
+  bool supports_state(const StateShape& shape) const override { return Ops::supports_state(shape); }
+  std::string fingerprint_name() const override { return "plain"; }
+};
+
+// Protects: a backend that has only gated delta nets refuses Mamba2 layers at load, in a sentence.
+TEST(Experts, BackendWithoutMamba2Refuses) {
+  NoMamba2 ops;
+  const auto shards = ModelShards::load_all(kFixtures + "nemotron_h", 1, ops);
+  ASSERT_FALSE(shards.ok());
+  EXPECT_EQ(std::string(shards.status().message()),
+            "model_type nemotron_h has Mamba2 layers, which backend plain does not compute: run it with backend cpu");
+  EXPECT_TRUE(ModelShards::load_all(kFixtures + "qwen3_5", 1, ops).ok());
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ struct TestCluster {
   std::unique_ptr<LocalCluster> cluster;
 
   TestCluster(const std::string& fixture, int world, int64_t slots = 4, int64_t pages = 32,
-              const std::string& transport = "local")
+              const std::string& transport = "local", int64_t snapshots = 0)
       : packer(one_thread_ops()) {
     auto loaded = ModelShards::load_all(kFixtureRoot + fixture, world, *packer);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
@@ -48,6 +48,7 @@ struct TestCluster {
     options.backend.threads = 1;
     options.runner.slots = slots;
     options.runner.pages = pages;
+    options.runner.snapshots = snapshots;
     auto started = LocalCluster::start(*shards, options);
     EXPECT_TRUE(started.ok()) << started.status();
     if (started.ok()) cluster = *std::move(started);

@@ -1,0 +1,234 @@
+#include "coordinator/plan/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "transport/pass/plan.h"
+#include "worker/state/snapshots.h"
+
+namespace tensorfold {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+// The program's code, its libraries, threads and transport buffers; measured on Linux, and more than it takes.
+constexpr int64_t kProgramBytes = 64 * kMiB;
+// A CUDA context, its libraries and the exchange's buffers.
+constexpr int64_t kDeviceContextBytes = 1024 * kMiB;
+// Kept launches: so much for each kind of pass, and kinds for each power of two of rows and of four of context.
+constexpr int64_t kKeptLaunchBytes = 6 * kMiB;
+constexpr int64_t kKeptRowSizes = 6;
+constexpr int64_t kKeptContext = 8192;
+// A token of a sequence on rank 0: in the request, the history, and twice in the copy drafter's index (16 bytes an
+// entry of a hash table that is half empty after it has grown, and 4 of a chain).
+constexpr int64_t kTokenBytes = 4 + 4;
+constexpr int64_t kIndexedTokenBytes = 2 * (32 + 8);
+constexpr int64_t kTokenizerBytes = 32 * kMiB;
+constexpr int64_t kMaxSlicesOwned = 8;  // of a world of one
+
+int64_t float_bytes(int64_t values) { return values * static_cast<int64_t>(sizeof(float)); }
+
+int64_t slices_owned(const ModelShape& shape) {
+  // By the vocabulary's share, which every family cuts; one slice more for uneven cuts.
+  return kMaxSlicesOwned * shape.local_vocab / std::max<int64_t>(shape.vocab, 1) + 1;
+}
+
+// The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
+// vocabulary, the finest cut.
+int64_t weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
+  const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
+  double bytes = 0;
+  for (const auto& [kind, size] : facts.memory_by_kind) {
+    if (kind == "vision" || kind == "skipped") continue;
+    bytes += static_cast<double>(size) * (kind == "embedding" || kind == "norms" ? 1.0 : part);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+// Scratch of the largest pass: what lives through a layer, the widest of its parts, a partial for each slice that the
+// rank owns, and the logits of the rows that are wanted.
+int64_t scratch_bytes(const Profile& profile, const ModelConfig& config, const ModelShape& shape) {
+  const auto& schedule = profile.schedule;
+  const int64_t mixer =
+      (2 * config.heads + 2 * config.kv_heads) * config.head_dim +
+      (2 * config.linear.key_heads * config.linear.key_dim + 2 * config.linear.value_heads * config.linear.value_dim);
+  const int64_t mlp =
+      3 * std::max(config.intermediate_size, config.experts.per_token * config.experts.intermediate_size +
+                                                 config.experts.shared_intermediate_size);
+  const int64_t row = shape.hidden * (4 + slices_owned(shape)) + std::max(mixer, mlp);
+  const int64_t windows =
+      std::min<int64_t>(int64_t{schedule.max_sequences} * profile.draft.max_width, schedule.max_batch_rows);
+  return float_bytes(schedule.max_batch_rows * row + windows * (shape.local_vocab + shape.hidden));
+}
+
+int64_t lane_state_bytes(const ModelShape& shape) {
+  int64_t bytes = shape.has_mtp ? float_bytes(kMaxWindow * shape.hidden) : 0;
+  for (const StateShape& layer : shape.recurrent) bytes += state_bytes(layer);
+  return bytes;
+}
+
+int64_t kept_launch_bytes(const ModelShape& shape, int64_t context) {
+  int64_t contexts = 1;
+  for (int64_t keys = kKeptContext; keys < context; keys *= 4) ++contexts;
+  return contexts * kKeptRowSizes * (shape.has_mtp ? 3 : 1) * kKeptLaunchBytes;
+}
+
+// Rank 0's tokens. Sequences cannot all have the whole context: their pages bound their tokens.
+int64_t token_bytes(const Profile& profile, const MemoryPlan& plan) {
+  const int64_t tokens = std::min(plan.pages * kPageTokens, plan.context * plan.lanes);
+  const bool indexed = profile.draft.kind == "copy" || profile.draft.kind == "auto";
+  return tokens * (kTokenBytes + (indexed ? kIndexedTokenBytes : 0));
+}
+
+std::string pages_note(const MemoryPlan& plan) {
+  return fmt::format("{} pages of {} tokens, {} each", plan.pages, kPageTokens, human_bytes(plan.page_bytes));
+}
+
+void add_device_items(const Profile& profile, const ModelConfig& config, const ModelFacts& facts,
+                      const ModelShape& shape, MemoryPlan* plan) {
+  plan->items.push_back({"weights", weight_bytes(facts, shape),
+                         fmt::format("of {} in all files", human_bytes(facts.weight_bytes)), false});
+  plan->items.push_back({"pages", plan->pages * plan->page_bytes, pages_note(*plan), false});
+  const int64_t lane = lane_state_bytes(shape);
+  if (lane > 0) {
+    plan->items.push_back(
+        {"states", lane * plan->lanes, fmt::format("{} lanes, {} each", plan->lanes, human_bytes(lane)), false});
+  }
+  if (plan->snapshots > 0) {
+    const int64_t each = snapshot_bytes(shape);
+    plan->items.push_back({"snapshots", plan->snapshots * each,
+                           fmt::format("at most {} for the prefix cache, {} each", plan->snapshots, human_bytes(each)),
+                           false});
+  }
+  if (plan->device && profile.compute.launch == "graph") {
+    plan->items.push_back({"kept launches", kept_launch_bytes(shape, plan->context), "at most", false});
+  }
+  plan->items.push_back({"scratch", scratch_bytes(profile, config, shape),
+                         fmt::format("a pass of {} rows", profile.schedule.max_batch_rows), false});
+  if (plan->device) plan->items.push_back({"context", kDeviceContextBytes, "driver, libraries, exchange", false});
+}
+
+}  // namespace
+
+std::string human_bytes(int64_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit < 4) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, units[unit]);
+}
+
+int64_t page_bytes(const Profile& profile, const ModelShape& shape) {
+  const std::string format = profile.kv_format();
+  const int64_t vectors = kPageTokens * shape.kv_layers * shape.kv_heads * 2;
+  const int64_t rows = shape.row_page_bytes();
+  if (format == "fp8") return rows + vectors * (shape.head_dim + 4);  // and a scale
+  return rows + vectors * shape.head_dim * (format == "bf16" ? 2 : 4);
+}
+
+absl::StatusOr<int64_t> planned_pages(const Profile& profile, const ModelConfig& config) {
+  if (profile.memory.kv_pages > 0) return profile.memory.kv_pages;
+  const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
+  if (!widest.ok()) return widest.status();
+  // A family without keys and values has pages all the same: they bound its tokens.
+  const int64_t bytes = std::max<int64_t>(page_bytes(profile, *widest), 1);
+  const int64_t pages = profile.memory.kv_bytes / bytes;
+  if (pages < 1) {
+    return absl::InvalidArgumentError(fmt::format("memory.kv_bytes {} is less than one page of {} tokens ({} bytes)",
+                                                  profile.memory.kv_bytes, kPageTokens, bytes));
+  }
+  return std::min<int64_t>(pages, kMaxPages);
+}
+
+absl::StatusOr<int64_t> planned_snapshots(const Profile& profile, const ModelConfig& config) {
+  const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
+  if (!widest.ok()) return widest.status();
+  if (!profile.cache.enabled || widest->recurrent.empty()) return 0;
+  return std::min<int64_t>(profile.cache.snapshot_bytes / snapshot_bytes(*widest), kMaxSnapshots);
+}
+
+int64_t MemoryPlan::total() const {
+  int64_t bytes = 0;
+  for (const MemoryItem& item : items) bytes += device && item.host ? 0 : item.bytes;
+  return bytes;
+}
+
+int64_t MemoryPlan::host_total() const {
+  int64_t bytes = 0;
+  for (const MemoryItem& item : items) bytes += item.host ? item.bytes : 0;
+  return bytes;
+}
+
+int64_t MemoryPlan::tokens_each(int sequences) const {
+  // A window's tentative rows may reach past the last token.
+  const int64_t tokens = pages / std::max(sequences, 1) * kPageTokens - kMaxWindow;
+  return std::clamp<int64_t>(tokens, 0, context);
+}
+
+absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelConfig& config, const ModelFacts& facts,
+                                            int rank) {
+  if (rank < 0 || rank >= profile.cluster.world) {
+    return absl::InvalidArgumentError(
+        fmt::format("rank {} is outside the profile's cluster.world of {}", rank, profile.cluster.world));
+  }
+  const absl::StatusOr<ModelShape> shape = model_shape(config, {profile.cluster.world, rank});
+  if (!shape.ok()) return shape.status();
+  const absl::StatusOr<int64_t> pages = planned_pages(profile, config);
+  if (!pages.ok()) return pages.status();
+  MemoryPlan plan;
+  plan.rank = rank;
+  plan.device = profile.compute.backend == "cuda";
+  plan.pages = *pages;
+  plan.page_bytes = page_bytes(profile, *shape);
+  const absl::StatusOr<int64_t> snapshots = planned_snapshots(profile, config);
+  if (!snapshots.ok()) return snapshots.status();
+  plan.snapshots = *snapshots;
+  plan.context = profile.model.context_length > 0 ? profile.model.context_length : shape->context_length;
+  plan.lanes = profile.schedule.max_sequences;
+  add_device_items(profile, config, facts, *shape, &plan);
+  if (rank == 0) {
+    plan.items.push_back({"tokens", token_bytes(profile, plan), "histories and their index on rank 0", true});
+    plan.items.push_back({"tokenizer", kTokenizerBytes, "and requests in flight", true});
+  }
+  plan.items.push_back({"program", kProgramBytes, "code, threads, transport", true});
+  return plan;
+}
+
+absl::Status check_memory_plan(const MemoryPlan& plan, const Profile& profile, int64_t available) {
+  if (profile.model.context_length > 0 && plan.tokens_each(1) < profile.model.context_length) {
+    return absl::ResourceExhaustedError(
+        fmt::format("model.context_length asks for {} tokens, but the pool's {} pages hold {} of one sequence: raise "
+                    "memory.kv_bytes to {} or memory.kv_pages to {}, or lower model.context_length",
+                    profile.model.context_length, plan.pages, plan.tokens_each(1),
+                    human_bytes((profile.model.context_length / kPageTokens + 2) * plan.page_bytes),
+                    profile.model.context_length / kPageTokens + 2));
+  }
+  if (available < 0 || plan.total() <= available - profile.memory.floor_free) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format(
+      "rank {} needs {}, but {} are available and memory.floor_free keeps {}: lower memory.kv_bytes, "
+      "cache.snapshot_bytes, schedule.max_sequences or schedule.max_batch_rows, or use more ranks",
+      plan.rank, human_bytes(plan.total()), human_bytes(available), human_bytes(profile.memory.floor_free)));
+}
+
+std::string memory_plan_text(const MemoryPlan& plan) {
+  std::string text;
+  for (const MemoryItem& item : plan.items) {
+    text += fmt::format("  {:<14}{:>12}  {}{}\n", item.name, human_bytes(item.bytes), item.note,
+                        plan.device && item.host ? " (host)" : "");
+  }
+  text += fmt::format("  {:<14}{:>12}{}\n", "total", human_bytes(plan.total()),
+                      plan.device ? fmt::format("  and {} of the host", human_bytes(plan.host_total())) : "");
+  text += fmt::format("  {:<14}", "context");
+  std::string separator;
+  for (int sequences = 1;; sequences = std::min(2 * sequences, plan.lanes)) {
+    text += fmt::format("{}{} x {} tokens", separator, sequences, plan.tokens_each(sequences));
+    separator = ", ";
+    if (sequences >= plan.lanes) break;
+  }
+  return text + "\n";
+}
+
+}  // namespace tensorfold

@@ -1,0 +1,128 @@
+// Memory plans against what the backend really allocates, and what is refused.
+#include "coordinator/plan/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "worker/runtime/local_cluster.h"
+
+namespace tensorfold {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kFixtures = std::string(TENSORFOLD_SOURCE_DIR) + "/tests/fixtures/";
+
+struct Planned {
+  Profile profile = default_profile();
+  std::unique_ptr<Checkpoint> checkpoint;
+  ModelFacts facts;
+
+  explicit Planned(const std::string& fixture) {
+    profile.model.path = kFixtures + fixture;
+    profile.cluster.world = 1;
+    profile.memory.kv_pages = 100;
+    checkpoint = *Checkpoint::open(profile.model.path);
+    facts = *inspect(*checkpoint);
+  }
+  MemoryPlan plan(int rank = 0) const { return *make_memory_plan(profile, checkpoint->config(), facts, rank); }
+};
+
+int64_t bytes_of(const MemoryPlan& plan, const std::string& name) {
+  for (const MemoryItem& item : plan.items) {
+    if (item.name == name) return item.bytes;
+  }
+  return 0;
+}
+
+// Protects: pages and states are planned to the byte as the runner allocates them, for dense and hybrid families; the
+// weights within a tenth.
+TEST(MemoryPlan, IsWhatTheRunnerAllocates) {
+  for (const char* fixture : {"llama", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_next"}) {
+    const Planned planned(fixture);
+    const MemoryPlan plan = planned.plan();
+    const std::unique_ptr<Ops> ops = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+    auto shards = *ModelShards::load_all(planned.profile.model.path, 1, *ops);
+    RunnerOptions options;
+    options.slots = planned.profile.schedule.max_sequences;
+    options.pages = plan.pages;
+    auto runner = *PassRunner::create(*ops, shards->model(0), options);
+    EXPECT_EQ(bytes_of(plan, "pages"), runner->kv_bytes()) << fixture;
+    PassPlan pass;
+    for (uint32_t slot = 0; slot < options.slots; ++slot) {
+      SequencePlan& sequence = pass.sequences.emplace_back();
+      sequence.slot = slot;
+      sequence.fresh = true;
+      sequence.certain = 1;
+      sequence.tokens = {5};
+      sequence.new_pages = {static_cast<int32_t>(slot)};
+    }
+    ASSERT_TRUE(runner->run(pass).ok()) << fixture;
+    const ModelShape& shape = shards->model(0).shape();
+    const int64_t kept =
+        shape.has_mtp ? options.slots * kMaxWindow * shape.hidden * static_cast<int64_t>(sizeof(float)) : 0;
+    EXPECT_EQ(bytes_of(plan, "states"), runner->state_bytes() + kept) << fixture;
+    const double weights = static_cast<double>(shards->model(0).weight_bytes());
+    EXPECT_NEAR(static_cast<double>(bytes_of(plan, "weights")) / weights, 1.0, 0.35) << fixture;
+  }
+}
+
+// Protects: every rank has the same pages, and ranks of a world together hold what one rank does, but for what is whole
+// on each.
+TEST(MemoryPlan, RanksShare) {
+  Planned planned("qwen3");
+  const MemoryPlan one = planned.plan();
+  planned.profile.cluster.world = 2;
+  const MemoryPlan first = planned.plan(0);
+  const MemoryPlan second = planned.plan(1);
+  EXPECT_EQ(first.pages, second.pages);
+  EXPECT_LT(bytes_of(first, "weights"), bytes_of(one, "weights"));
+  EXPECT_EQ(bytes_of(first, "pages") + bytes_of(second, "pages"), bytes_of(one, "pages"));
+  EXPECT_EQ(bytes_of(second, "tokens"), 0);
+  EXPECT_FALSE(make_memory_plan(planned.profile, planned.checkpoint->config(), planned.facts, 2).ok());
+}
+
+// Protects: what does not fit is refused with both numbers, and a context that the pool cannot hold, too.
+TEST(MemoryPlan, RefusesWhatDoesNotFit) {
+  Planned planned("qwen3");
+  planned.profile.memory.floor_free = 1 << 20;
+  const MemoryPlan plan = planned.plan();
+  EXPECT_TRUE(check_memory_plan(plan, planned.profile, plan.total() + (1 << 20)).ok());
+  EXPECT_TRUE(check_memory_plan(plan, planned.profile, -1).ok());
+  const absl::Status status = check_memory_plan(plan, planned.profile, plan.total() + (1 << 20) - 1);
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(human_bytes(plan.total())));
+  planned.profile.model.context_length = 100 * 64;
+  const absl::Status context = check_memory_plan(planned.plan(), planned.profile, -1);
+  EXPECT_TRUE(absl::IsResourceExhausted(context));
+  EXPECT_THAT(std::string(context.message()), HasSubstr("6400 tokens, but the pool's 100 pages hold 6384"));
+  planned.profile.model.context_length = 100 * 64 - kMaxWindow;
+  EXPECT_TRUE(check_memory_plan(planned.plan(), planned.profile, -1).ok());
+}
+
+// Protects: a pool smaller than a page is an error; sizes come from kv_bytes where pages are not said; a million tokens
+// are 16,384 pages.
+TEST(MemoryPlan, PagesFromBytes) {
+  Planned planned("qwen3");
+  planned.profile.memory.kv_pages = 0;
+  const int64_t page = page_bytes(planned.profile, *model_shape(planned.checkpoint->config(), {1, 0}));
+  planned.profile.memory.kv_bytes = page - 1;
+  EXPECT_FALSE(planned_pages(planned.profile, planned.checkpoint->config()).ok());
+  planned.profile.memory.kv_bytes = 16384 * page + 5;
+  EXPECT_EQ(*planned_pages(planned.profile, planned.checkpoint->config()), 16384);
+  planned.profile.model.context_length = 1 << 20;
+  EXPECT_EQ(planned.plan().tokens_each(1), (1 << 20) - kMaxWindow);
+  EXPECT_EQ(planned.plan().tokens_each(4), (1 << 18) - kMaxWindow);
+}
+
+// Protects: the table names every item, the total and the contexts.
+TEST(MemoryPlan, Text) {
+  const Planned planned("qwen3_5");
+  const std::string text = memory_plan_text(planned.plan());
+  for (const char* part : {"weights", "pages", "states", "scratch", "tokens", "program", "total", "1 x ", "8 x "}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
+}  // namespace
+}  // namespace tensorfold
