@@ -157,7 +157,7 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
 INSTANTIATE_TEST_SUITE_P(Models, Differential,
                          ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe",
                                            "qwen3_next", "qwen3_5_moe", "nemotron_h", "glm5_next", "glm5_next_mtp",
-                                           "deepseek_v4", "sprout"),
+                                           "deepseek_v4", "deepseek_v4_released", "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
 // Cells that a broken kernel must show up in, for a quick negative control.
