@@ -22,7 +22,8 @@ json::object fixture(const std::string& name) {
 absl::StatusOr<ModelConfig> parse_with(const std::string& name, std::string_view changes) {
   json::object config = fixture(name);
   json::object& at = config.contains("text_config") ? config["text_config"].as_object() : config;
-  for (const auto& [key, value] : json::parse({changes.data(), changes.size()}).as_object()) at[key] = value;
+  const json::value replaced = json::parse({changes.data(), changes.size()});
+  for (const auto& [key, value] : replaced.as_object()) at[key] = value;
   return parse_config(json::serialize(config), "");
 }
 
