@@ -14,7 +14,8 @@ case "${1:-}" in
     ;;
   tsan)
     echo transport_local_test transport_ucx_threads_test exchange_sum_test rank_loop_test cluster_runs_test
-    echo engine_test cluster_join_test cluster_loss_test http_load_test
+    echo engine_test round_planner_test admission_test             # the scheduler
+    echo cluster_join_test cluster_loss_test http_load_test grpc_test
     ;;
   *) echo "usage: $0 asan|tsan" >&2; exit 2 ;;
 esac | tr ' ' '\n'

@@ -26,7 +26,8 @@ CacheOptions usable(CacheOptions options) {
 
 }  // namespace
 
-PrefixCache::PrefixCache(PagePool& pool, CacheOptions options) : pool_(pool), options_(usable(options)), tree_(pool) {
+PrefixCache::PrefixCache(PagePool& pool, CacheOptions options)
+    : pool_(pool), options_(usable(options)), tree_(pool), states_(pool, tree_, *this) {
   for (int64_t id = options.snapshots - 1; id >= 0; --id) free_snapshots_.push_back(static_cast<uint32_t>(id));
 }
 
@@ -151,25 +152,25 @@ std::optional<uint32_t> PrefixCache::snapshot_number() {
   return id;
 }
 
-void PrefixCache::take_snapshot(PrefixNode* node, uint32_t slot, uint64_t committed, std::span<const uint32_t> kept,
-                                bool mtp) {
+PrefixSnapshot* PrefixCache::take_snapshot(PrefixNode* node, uint32_t slot, uint64_t committed,
+                                           std::span<const uint32_t> kept, bool mtp) {
   for (const std::unique_ptr<PrefixSnapshot>& other : node->snapshots) {
     const bool covers = other->committed == committed && other->kept.size() >= kept.size() &&
                         std::equal(kept.begin(), kept.end(), other->kept.begin()) && (other->mtp || !mtp);
     if (!covers) continue;
     tree_.touch(other.get());
-    return;
+    return other.get();
   }
   const std::optional<uint32_t> id = snapshot_number();
-  if (!id.has_value()) return;
+  if (!id.has_value()) return nullptr;
   orders_.takes.push_back({slot, *id});
-  tree_.add_snapshot(node, {.id = *id,
-                            .committed = committed,
-                            .kept = {kept.begin(), kept.end()},
-                            .mtp = mtp,
-                            .users = 0,
-                            .node = nullptr,
-                            .used = 0});
+  return tree_.add_snapshot(node, {.id = *id,
+                                   .committed = committed,
+                                   .kept = {kept.begin(), kept.end()},
+                                   .mtp = mtp,
+                                   .users = 0,
+                                   .node = nullptr,
+                                   .used = 0});
 }
 
 uint64_t PrefixCache::next_stop(uint64_t prompt, uint64_t computed) const {
@@ -190,26 +191,59 @@ void PrefixCache::grown(std::span<const uint32_t> tokens, uint64_t prompt, uint6
   const std::vector<PrefixNode*> path = tree_.insert(tokens.first(whole), pages, mtp);
   const bool on_grid = options_.snapshot_tokens > 0 && computed % options_.snapshot_tokens == 0;
   if (!options_.has_states || computed != whole || !(on_grid || computed == last_page_boundary(prompt))) return;
-  if (path.size() * kPageSize == computed) take_snapshot(path.back(), slot, computed, {}, mtp);
+  if (path.size() * kPageSize != computed) return;
+  states_.keep(tokens.first(computed), path, mtp, take_snapshot(path.back(), slot, computed, {}, mtp));
 }
 
 void PrefixCache::ended(std::span<const uint32_t> tokens, uint64_t computed, uint32_t accepted,
                         std::span<const int32_t> pages, uint32_t slot, bool mtp) {
   if (!options_.enabled || computed <= accepted) return;
   const std::vector<PrefixNode*> path = tree_.insert(tokens.first(computed), pages, mtp);
-  if (!options_.has_states) return;
-  const uint64_t committed = computed - accepted;
-  const size_t node = static_cast<size_t>((committed - 1) / kPageSize);
-  if (node < path.size()) take_snapshot(path[node], slot, committed, tokens.subspan(committed, accepted), mtp);
+  PrefixSnapshot* snapshot = nullptr;
+  if (options_.has_states) {
+    const uint64_t committed = computed - accepted;
+    const size_t node = static_cast<size_t>((committed - 1) / kPageSize);
+    if (node >= path.size()) return;
+    snapshot = take_snapshot(path[node], slot, committed, tokens.subspan(committed, accepted), mtp);
+  }
+  states_.keep(tokens.first(computed), path, mtp, snapshot);
+}
+
+std::vector<int32_t> PrefixCache::pages_for_state(int64_t count) {
+  return make_room(count) ? pool_.take(count) : std::vector<int32_t>();
+}
+
+void PrefixCache::adopt(std::span<const uint32_t> tokens, std::span<const int32_t> pages, const StoredSegment& last,
+                        std::optional<uint32_t> snapshot) {
+  const std::vector<PrefixNode*> path = tree_.insert(tokens, pages, last.mtp);
+  if (!snapshot.has_value()) return;
+  const size_t node = static_cast<size_t>((last.committed - 1) / kPageSize);
+  const auto same = [&](const std::unique_ptr<PrefixSnapshot>& other) {
+    return other->committed == last.committed && other->kept == last.kept;
+  };
+  if (node >= path.size() || std::any_of(path[node]->snapshots.begin(), path[node]->snapshots.end(), same)) {
+    give_number_back(*snapshot);
+    return;
+  }
+  tree_.add_snapshot(path[node], {.id = *snapshot,
+                                  .committed = last.committed,
+                                  .kept = last.kept,
+                                  .mtp = last.mtp,
+                                  .users = 0,
+                                  .node = nullptr,
+                                  .used = 0});
 }
 
 StateOrders PrefixCache::take_orders() {
   for (const int32_t page : std::exchange(held_, {})) pool_.give_back(page);
+  states_.add_orders(&orders_);
   return std::exchange(orders_, {});
 }
 
 void PrefixCache::clear() {
-  take_orders();
+  states_.clear();
+  for (const int32_t page : std::exchange(held_, {})) pool_.give_back(page);
+  orders_ = {};
   tree_.clear();
   free_snapshots_.clear();
   for (int64_t id = options_.snapshots - 1; id >= 0; --id) free_snapshots_.push_back(static_cast<uint32_t>(id));

@@ -16,6 +16,7 @@
 
 #include "coordinator/cache/page_pool.h"
 #include "coordinator/cache/prefix_tree.h"
+#include "coordinator/cache/state_keeper.h"
 #include "transport/pass/state_orders.h"
 
 namespace tensorfold {
@@ -47,13 +48,19 @@ struct CacheStart {
   uint32_t snapshot_id() const { return snapshot == nullptr ? kNoSnapshot : snapshot->id; }
 };
 
-class PrefixCache {
+class PrefixCache : private StateHost {
  public:
   PrefixCache(PagePool& pool, CacheOptions options);
+  PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
 
   /// Pages for a sequence of `tokens` that may need `pages` of them; none if there are not enough, whatever is
   /// forgotten. At least the last token is left to compute. `use` false: starts at 0 on pages of its own.
   std::optional<CacheStart> start(std::span<const uint32_t> tokens, int64_t pages, bool mtp, bool use);
+  /// How many of `tokens` start() would find; uses nothing.
+  uint64_t peek(std::span<const uint32_t> tokens, bool mtp) {
+    return options_.enabled ? match(tokens, mtp).position : 0;
+  }
   /// The sequence's first pass has run, or never will: its snapshot may go.
   void started(PrefixSnapshot* snapshot);
 
@@ -76,6 +83,9 @@ class PrefixCache {
   /// The ranks have nothing any more.
   void clear();
 
+  /// What lies on disk; enabled by open().
+  StateKeeper& states() { return states_; }
+  const StateKeeper& states() const { return states_; }
   const CacheOptions& options() const { return options_; }
   const CacheCounters& counters() const { return counters_; }
   int64_t cached_pages() const { return tree_.nodes(); }
@@ -92,12 +102,19 @@ class PrefixCache {
   Match match(std::span<const uint32_t> tokens, bool mtp);
   bool make_room(int64_t pages);
   void drop(PrefixSnapshot* snapshot);
-  void take_snapshot(PrefixNode* node, uint32_t slot, uint64_t committed, std::span<const uint32_t> kept, bool mtp);
+  std::vector<int32_t> pages_for_state(int64_t count) override;
+  std::optional<uint32_t> number_for_state() override { return snapshot_number(); }
+  void give_number_back(uint32_t id) override { free_snapshots_.push_back(id); }
+  void adopt(std::span<const uint32_t> tokens, std::span<const int32_t> pages, const StoredSegment& last,
+             std::optional<uint32_t> snapshot) override;
+  PrefixSnapshot* take_snapshot(PrefixNode* node, uint32_t slot, uint64_t committed, std::span<const uint32_t> kept,
+                                bool mtp);
   std::optional<uint32_t> snapshot_number();
 
   PagePool& pool_;
   const CacheOptions options_;
   PrefixTree tree_;
+  StateKeeper states_;
   std::vector<uint32_t> free_snapshots_;
   StateOrders orders_;
   std::vector<int32_t> held_;  // pages that pending copies read

@@ -77,7 +77,8 @@ absl::StatusOr<LoadOptions> options_of(ServeFlags* flags) {
 
 void tell_level(const LevelFigures& level) {
   std::cerr << fmt::format("{}: {} requests in {:.1f} s, {:.1f} reply tokens/s, {} errors\n",
-                           level.users > 0 ? fmt::format("{} user{}", level.users, level.users == 1 ? "" : "s") : fmt::format("{:g}/s", level.rate),
+                           level.users > 0 ? fmt::format("{} user{}", level.users, level.users == 1 ? "" : "s")
+                                           : fmt::format("{:g}/s", level.rate),
                            level.requests, level.wall_s, level.reply_tokens_per_s, level.error_count());
 }
 
@@ -132,6 +133,7 @@ void add_contents(CLI::App& command, ServeFlags& flags) {
   command.add_option("--prefix-tokens", what.prefix_tokens, "of a shared prefix, about")
       ->check(CLI::Range(16, 1 << 24));
   command.add_option("--reply-tokens", what.reply_tokens, "longest reply")->check(CLI::Range(1, 1 << 20));
+  command.add_option("--background", what.background, "share of conversations that are background work");
   command.add_flag("--ignore-eos", what.ignore_eos, "every reply has --reply-tokens tokens");
   command.add_option("--temperature", flags.temperature, "of every request; without it the server's")
       ->check(CLI::Range(0.0, 2.0));
@@ -150,7 +152,8 @@ void add_bench_serve_command(CLI::App& bench, int* exit_code) {
   command->add_option("--gap-limit", load.gap_limit_s, "goodput: seconds between tokens");
   command->add_option("--disconnect", load.disconnect, "share of requests that the client drops midway");
   command->add_option("--malformed", load.malformed, "share of conversations that are one malformed request instead");
-  command->add_flag("--check", flags->check, "repeat the requests one at a time without drafts, compare token_sha");
+  command->add_flag("--check", flags->check,
+                    "repeat the requests one at a time without drafts and caches, compare token_sha");
   command->add_option("--check-share", load.check_share, "--check: share of conversations that are repeated");
   command->add_option("--json", flags->json, "also write the figures to this file");
   command->add_option("--svg", flags->svg, "also draw them into this file");

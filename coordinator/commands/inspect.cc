@@ -43,8 +43,7 @@ int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
   double bytes = 0;
   for (const auto& [kind, whole] : facts.memory_by_kind) {
     if (kind == "vision" || kind == "skipped") continue;
-    const bool replicated = kind == "embedding" || kind == "norms" || kind == "router";
-    bytes += static_cast<double>(whole) * (replicated ? 1.0 : part);
+    bytes += static_cast<double>(whole) * (held_whole(kind) ? 1.0 : part);
   }
   return static_cast<int64_t>(bytes);
 }

@@ -32,6 +32,7 @@ int run(int argc, char** argv) {
   tensorfold::add_generate_command(app, &exit_code);
   tensorfold::add_logits_command(app, &exit_code);
   tensorfold::add_inspect_command(app, &exit_code);
+  tensorfold::add_state_command(app, &exit_code);
   tensorfold::add_verify_command(app, &exit_code);
   tensorfold::add_bench_command(app, &exit_code);
   tensorfold::add_plan_command(app, &exit_code);

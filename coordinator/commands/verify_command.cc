@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 #include <iostream>
+#include <map>
 
 #include "coordinator/commands/commands.h"
 #include "coordinator/commands/verify/tester.h"
@@ -27,6 +28,8 @@ struct VerifyFlags {
   std::vector<std::string> transports;
   std::vector<std::string> isas;
   std::vector<int> widths;
+  std::vector<CellDraft> drafts;
+  std::vector<CellCache> caches;
   std::string backend = "cpu";
   std::string kv_format = "bf16";
 };
@@ -42,6 +45,8 @@ int run_verify(const VerifyFlags& flags) {
   if (!flags.worlds.empty()) options.axes.worlds = flags.worlds;
   if (!flags.transports.empty()) options.axes.transports = flags.transports;
   if (!flags.widths.empty()) options.axes.widths = flags.widths;
+  if (!flags.drafts.empty()) options.axes.drafts = flags.drafts;
+  if (!flags.caches.empty()) options.axes.caches = flags.caches;
   options.backend = flags.backend;
   options.kv_format = flags.kv_format;
   if (flags.backend == "cpu") options.axes.variants = flags.isas;
@@ -70,6 +75,27 @@ int run_verify(const VerifyFlags& flags) {
   return report->different == 0 ? 0 : 3;
 }
 
+// An option that takes some of an axis' values by name.
+template <typename Value>
+void add_named(CLI::App& command, const std::string& option, const std::string& what, const std::vector<Value>& all,
+               std::string (*name)(Value), std::vector<Value>* into) {
+  std::map<std::string, Value> values;
+  std::vector<std::string> names;
+  for (const Value value : all) {
+    values[name(value)] = value;
+    names.push_back(name(value));
+  }
+  command
+      .add_option_function<std::vector<std::string>>(
+          option,
+          [values, into](const std::vector<std::string>& given) {
+            for (const std::string& text : given) into->push_back(values.at(text));
+          },
+          what)
+      ->delimiter(',')
+      ->check(CLI::IsMember(names));
+}
+
 }  // namespace
 
 void add_verify_command(CLI::App& app, int* exit_code) {
@@ -91,6 +117,9 @@ void add_verify_command(CLI::App& app, int* exit_code) {
   command->add_option("--widths", flags->widths, "rows of drafted windows")
       ->delimiter(',')
       ->check(CLI::Range(2, static_cast<int>(kMaxWindow)));
+  add_named(*command, "--drafts", "how windows are drafted", Axes().drafts, draft_name, &flags->drafts);
+  add_named(*command, "--caches", "where the state of the tested sequence comes from", Axes().caches, cache_name,
+            &flags->caches);
   command->add_option("--backend", flags->backend, "cpu, or cuda: rank r on GPU r modulo the GPUs of this machine")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--kv-format", flags->kv_format, "cuda: how keys and values are kept")

@@ -16,6 +16,31 @@ void PassCosts::record(size_t rows, double ms) {
   curve_.clear();
 }
 
+// A line through the averages near `rows`, at `rows`; near is a quarter of it to either side, so that few rows stand
+// each for itself, where kernels change with every one, and many rows share their noise.
+double PassCosts::smoothed(size_t rows) const {
+  const double centre = static_cast<double>(rows);
+  const double reach = std::max(0.75, 0.25 * centre);
+  double sum = 0;
+  double x_sum = 0;
+  double xx_sum = 0;
+  double y_sum = 0;
+  double xy_sum = 0;
+  for (auto it = averages_.lower_bound(static_cast<size_t>(std::ceil(std::max(centre - reach, 1.0))));
+       it != averages_.end() && static_cast<double>(it->first) < centre + reach; ++it) {
+    const double x = static_cast<double>(it->first) - centre;
+    const double weight = it->second.count * (1.0 - std::abs(x) / reach);
+    sum += weight;
+    x_sum += weight * x;
+    xx_sum += weight * x * x;
+    y_sum += weight * it->second.ms;
+    xy_sum += weight * x * it->second.ms;
+  }
+  const double spread = sum * xx_sum - x_sum * x_sum;
+  if (spread < 1e-9 * sum * sum) return y_sum / sum;
+  return std::max((xx_sum * y_sum - x_sum * xy_sum) / spread, 0.25 * y_sum / sum);
+}
+
 // The rising curve nearest to the averages (pool adjacent violators).
 const std::vector<PassCosts::Point>& PassCosts::curve() const {
   if (!curve_.empty() || averages_.empty()) return curve_;
@@ -26,7 +51,7 @@ const std::vector<PassCosts::Point>& PassCosts::curve() const {
   };
   std::vector<Pool> pools;
   for (const auto& [rows, average] : averages_) {
-    pools.push_back({average.ms, average.count, 1});
+    pools.push_back({smoothed(rows), average.count, 1});
     while (pools.size() > 1 && pools[pools.size() - 2].ms > pools.back().ms) {
       const Pool last = pools.back();
       pools.pop_back();

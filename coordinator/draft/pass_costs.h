@@ -16,9 +16,10 @@ class PassCosts {
   // Measurements that are not finite and positive, or have no rows, are ignored.
   void record(size_t rows, double ms);
 
-  // Milliseconds of a pass of `rows` rows. Never falling as rows grow: averages that do fall (one was disturbed) are
-  // replaced by their common mean, each counting as much as it was measured. Linear between measured counts; beyond
-  // them a pass is taken to grow by kGrowth of its cost a row. Nothing measured yet: relative costs, 1 for one row.
+  // Milliseconds of a pass of `rows` rows. Averages are smoothed over a quarter of their rows, each counting as much as
+  // it was measured, and never fall as rows grow: those that do are replaced by their common mean. Linear between
+  // measured counts; beyond them a pass is taken to grow by kGrowth of its cost a row. Nothing measured yet: relative
+  // costs, 1 for one row.
   double estimate(size_t rows) const;
 
   bool empty() const { return averages_.empty(); }
@@ -38,6 +39,7 @@ class PassCosts {
     double ms = 0;
   };
   const std::vector<Point>& curve() const;
+  double smoothed(size_t rows) const;  // of rows that were measured
 
   double weight_;
   std::map<size_t, Average> averages_;

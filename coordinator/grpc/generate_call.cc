@@ -31,7 +31,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
       preparing_ = false;
       return end(unauthorized_error());
     }
-    host_.service.workers().post([self = shared_from_this()] { self->prepare(); });
+    host_.service.workers().post([self = shared_from_this()] { self->prepare(); }, request_->ByteSizeLong());
   }
 
   void on_written(bool ok) {

@@ -30,12 +30,14 @@ class InferenceService final : public pb::Inference::CallbackService {
 
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const pb::TokenizeRequest* request,
                                      pb::TokenizeReply* reply) override {
-    return on_worker(context, "Tokenize", [this, request, reply] { return tokenize(*request, reply); });
+    return on_worker(context, "Tokenize", request->ByteSizeLong(),
+                     [this, request, reply] { return tokenize(*request, reply); });
   }
 
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const pb::DetokenizeRequest* request,
                                        pb::DetokenizeReply* reply) override {
-    return on_worker(context, "Detokenize", [this, request, reply] { return detokenize(*request, reply); });
+    return on_worker(context, "Detokenize", request->ByteSizeLong(),
+                     [this, request, reply] { return detokenize(*request, reply); });
   }
 
   grpc::ServerUnaryReactor* Models(grpc::CallbackServerContext* context, const pb::ModelsRequest*,
@@ -61,7 +63,7 @@ class InferenceService final : public pb::Inference::CallbackService {
  private:
   using Work = std::function<std::optional<ApiError>()>;
 
-  grpc::ServerUnaryReactor* on_worker(grpc::CallbackServerContext* context, const char* name, Work work) {
+  grpc::ServerUnaryReactor* on_worker(grpc::CallbackServerContext* context, const char* name, size_t bytes, Work work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     if (!call_authorized(host_.service, *context)) {
       reactor->Finish(error_to_status(unauthorized_error(), context));
@@ -69,12 +71,14 @@ class InferenceService final : public pb::Inference::CallbackService {
     }
     const auto arrived = std::chrono::steady_clock::now();
     // gRPC keeps request, reply and context until Finish.
-    host_.service.workers().post([this, reactor, context, name, arrived, work = std::move(work)] {
-      const std::optional<ApiError> error = work();
-      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - arrived).count();
-      host_.metrics.request("grpc", name, error ? error->info().name : std::string_view("ok"), seconds);
-      reactor->Finish(error ? error_to_status(*error, context) : grpc::Status::OK);
-    });
+    host_.service.workers().post(
+        [this, reactor, context, name, arrived, work = std::move(work)] {
+          const std::optional<ApiError> error = work();
+          const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - arrived).count();
+          host_.metrics.request("grpc", name, error ? error->info().name : std::string_view("ok"), seconds);
+          reactor->Finish(error ? error_to_status(*error, context) : grpc::Status::OK);
+        },
+        bytes);
     return reactor;
   }
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "coordinator/http/plain_endpoints.h"
+#include "coordinator/http/state_endpoint.h"
 
 namespace tensorfold {
 
@@ -166,13 +167,16 @@ void Connection::read_head_fields() {
   trusted_ = host_.service.authorized(view(request[http::field::authorization]));
   background_ = host_.service.background_key(view(request[http::field::authorization]));
   route_ = find_route(view(request.target()), host_.options.metrics);
+  const bool admin = route_.endpoint == Endpoint::kStates;
+  if (admin && !host_.service.has_admin()) route_ = {};
   const std::string_view client_id = view(request["X-Request-Id"]);
   if (is_plain_id(client_id)) request_id_ = std::string(client_id);
   RequestHead head;
   head.method = method_;
   head.target = std::string(view(request.target()));
   head.content_type = std::string(view(request[http::field::content_type]));
-  head.authorized = trusted_;
+  // The admin's keys are for the admin's routes, and open nothing else.
+  head.authorized = admin ? host_.service.is_admin(view(request[http::field::authorization])) : trusted_;
   refusal_ = check_head(head, route_.endpoint);
 }
 
@@ -251,6 +255,7 @@ void Connection::dispatch() {
       return run_generation();
     case Endpoint::kTokenize:
     case Endpoint::kDetokenize:
+    case Endpoint::kStates:
       return run_plain();
     default:
       return reply(quick_reply(route_, trusted_, host_.service, host_.metrics));
@@ -259,14 +264,18 @@ void Connection::dispatch() {
 
 void Connection::run_plain() {
   state_ = State::kWorking;
-  const bool encode = route_.endpoint == Endpoint::kTokenize;
-  host_.service.workers().post([self = shared_from_this(), encode, body = std::move(parser_->get().body())] {
+  const Endpoint endpoint = route_.endpoint;
+  const size_t bytes = parser_->get().body().size();
+  auto work = [self = shared_from_this(), endpoint, body = std::move(parser_->get().body())] {
     const ModelService& service = self->host_.service;
-    HttpReply made = encode ? tokenize_reply(body, service) : detokenize_reply(body, service);
+    HttpReply made = endpoint == Endpoint::kTokenize     ? tokenize_reply(body, service)
+                     : endpoint == Endpoint::kDetokenize ? detokenize_reply(body, service)
+                                                         : states_reply(self->method_, body, service);
     asio::post(self->socket_.get_executor(), [self, made = std::move(made)] {
       if (self->state_ == State::kWorking) self->reply(made);
     });
-  });
+  };
+  host_.service.workers().post(std::move(work), bytes);
 }
 
 void Connection::run_generation() {
@@ -288,8 +297,9 @@ void Connection::run_generation() {
                                        });
                                      },
                                  .gone = [gone = gone_] { return gone->load(); }};
-  host_.service.workers().post([self = shared_from_this(), endpoint = route_.endpoint, context = std::move(context),
-                                body = std::move(parser_->get().body())]() mutable {
+  const size_t bytes = parser_->get().body().size();
+  auto work = [self = shared_from_this(), endpoint = route_.endpoint, context = std::move(context),
+               body = std::move(parser_->get().body())]() mutable {
     ApiOr<std::unique_ptr<GenerationJob>> made = GenerationJob::admit(endpoint, body, std::move(context));
     ApiOr<std::shared_ptr<GenerationJob>> admitted = cancelled_error();
     if (made.ok()) {
@@ -299,7 +309,8 @@ void Connection::run_generation() {
     }
     asio::post(self->socket_.get_executor(),
                [self, admitted = std::move(admitted)]() mutable { self->on_admitted(std::move(admitted)); });
-  });
+  };
+  host_.service.workers().post(std::move(work), bytes);
   watch();
 }
 

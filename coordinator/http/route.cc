@@ -14,11 +14,12 @@ struct Entry {
 };
 
 constexpr std::string_view kGet = "GET, HEAD, OPTIONS";
+constexpr std::string_view kGetPost = "GET, HEAD, POST, OPTIONS";
 constexpr std::string_view kPost = "POST, OPTIONS";
 constexpr std::string_view kModelPrefix = "/v1/models/";
 
 // In the order of Endpoint.
-constexpr std::array<Entry, 10> kEntries = {{
+constexpr std::array<Entry, 11> kEntries = {{
     {Endpoint::kChat, "/v1/chat/completions", kPost},
     {Endpoint::kCompletions, "/v1/completions", kPost},
     {Endpoint::kModels, "/v1/models", kGet},
@@ -28,6 +29,7 @@ constexpr std::array<Entry, 10> kEntries = {{
     {Endpoint::kHealth, "/health", kGet},
     {Endpoint::kReady, "/ready", kGet},
     {Endpoint::kMetrics, "/metrics", kGet},
+    {Endpoint::kStates, "/admin/states", kGetPost},
     {Endpoint::kUnknown, "other", ""},
 }};
 

@@ -21,6 +21,7 @@ enum class Endpoint : uint8_t {
   kHealth,
   kReady,
   kMetrics,
+  kStates,
   kUnknown,
 };
 

@@ -17,7 +17,7 @@ constexpr int kAttempts = 10;  // of a request that finds no place, as when drop
 constexpr std::chrono::seconds kProgressEvery{5};
 
 absl::StatusOr<StreamedReply> ask_serially(LoadClient& client, const LoadOptions& options, const Conversation& talk) {
-  const std::string body = talk.body(/*draft=*/false);
+  const std::string body = talk.body(/*serial=*/true);
   const std::string bytes = post_head(options, "/v1/chat/completions", body.size()) + body;
   for (int attempt = 1;; ++attempt) {
     Exchange answer = client.ask({.bytes = bytes, .ends_after = false, .keeps = true, .leave = {}});

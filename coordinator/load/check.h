@@ -1,5 +1,5 @@
-// The client's own check of the contract (docs/contract.md): the requests of a load once more, one at a time and one
-// token a pass, must give the same token_sha.
+// The client's own check of the contract (docs/contract.md): the requests of a load once more, one at a time, one
+// token a pass and without the prefix cache, must give the same token_sha.
 #pragma once
 
 #include <cstdint>

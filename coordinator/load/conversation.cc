@@ -12,6 +12,7 @@ namespace {
 namespace json = boost::json;
 
 constexpr uint64_t kPrefixStream = 0x5EED;
+constexpr uint64_t kBackgroundStream = 0xBAC6;
 constexpr uint64_t kPrefixes = 4;  // groups of users that share one
 
 constexpr std::array<std::string_view, 64> kWords = {
@@ -64,7 +65,10 @@ std::string load_text(LoadRandom& random, int64_t words) {
 }
 
 Conversation::Conversation(const ConversationOptions& options, uint64_t index)
-    : options_(options), random_(options.seed, index + 1), kind_(options.mix) {
+    : options_(options),
+      random_(options.seed, index + 1),
+      kind_(options.mix),
+      background_(LoadRandom(options.seed ^ kBackgroundStream, index + 1).unit() < options.background) {
   if (kind_ == LoadMix::kMixed) {
     // Half are chats; the others are the rarer, heavier sorts.
     constexpr std::array<LoadMix, 8> kKinds = {LoadMix::kChat,         LoadMix::kChat,      LoadMix::kChat,
@@ -119,7 +123,7 @@ std::string Conversation::question() {
   }
 }
 
-std::string Conversation::body(bool draft) const {
+std::string Conversation::body(bool serial) const {
   json::object out;
   if (!options_.model.empty()) out["model"] = options_.model;
   out["messages"] = messages_;
@@ -129,7 +133,11 @@ std::string Conversation::body(bool draft) const {
   if (options_.ignore_eos) out["ignore_eos"] = true;
   out["stream"] = true;
   out["stream_options"] = {{"include_usage", true}};
-  if (!draft) out["draft"] = false;
+  if (background_) out["priority"] = "background";
+  if (serial) {
+    out["draft"] = false;
+    out["cache"] = false;
+  }
   return json::serialize(out);
 }
 

@@ -27,8 +27,11 @@ class Conversation {
   LoadMix kind() const { return kind_; }
   bool done() const { return turn_ >= turns_; }
   int turn() const { return turn_; }  // from 0
-  /// The JSON of the turn's request to /v1/chat/completions. `draft`: false asks for one token a pass.
-  std::string body(bool draft) const;
+  /// The JSON of the turn's request to /v1/chat/completions. `serial` asks for one token a pass and for nothing from a
+  /// cache; that must not change the reply.
+  std::string body(bool serial = false) const;
+  /// Whether its requests are background work, which gives way to others.
+  bool background() const { return background_; }
   /// The turn's reply; the next turn's request then has it in its history.
   void take(const StreamedReply& reply);
 
@@ -41,6 +44,7 @@ class Conversation {
   const ConversationOptions& options_;
   LoadRandom random_;
   LoadMix kind_;
+  bool background_;
   int turn_ = 0;
   int turns_ = 1;
   boost::json::array messages_;

@@ -157,7 +157,7 @@ class Level {
   }
 
   void send_turn(std::shared_ptr<Talk> talk) {
-    const std::string body = talk->conversation.body(/*draft=*/true);
+    const std::string body = talk->conversation.body();
     ClientRequest request;
     request.bytes = post_head(options_, "/v1/chat/completions", body.size()) + body;
     request.leave = draw_leave(*talk);
@@ -256,18 +256,7 @@ class Level {
     figures_.accepted += reply.accepted;
     // A reply that shows nothing has its first token at its end, as far as a client can tell.
     const LoadClock::time_point first = exchange.shown.empty() ? exchange.ended : exchange.shown.front();
-    const double ttft = seconds(first - talk.due);
-    ttft_.add(ttft);
-    total_.add(seconds(exchange.ended - talk.due));
-    std::vector<double> gaps;
-    for (size_t i = 1; i < exchange.shown.size(); ++i) {
-      gaps.push_back(seconds(exchange.shown[i] - exchange.shown[i - 1]));
-      gap_.add(gaps.back());
-    }
-    if (exchange.shown.size() > 1 && reply.completion_tokens > 1) {
-      per_token_.add(seconds(exchange.shown.back() - first) / static_cast<double>(reply.completion_tokens - 1));
-    }
-    const bool good = ttft <= options_.ttft_limit_s && (gaps.empty() || percentile(gaps, 0.99) <= options_.gap_limit_s);
+    const bool good = measure_waiting(talk, exchange, first);
     if (good) ++figures_.good;
     const double ended = seconds(exchange.ended - start_);
     completions_.add(ended, 1);
@@ -279,6 +268,28 @@ class Level {
     for (const LoadClock::time_point at : exchange.shown) {
       replies_.add(seconds(at - start_), tokens / static_cast<double>(exchange.shown.size()));
     }
+  }
+
+  // Returns whether the user who waited for the reply had it within the limits.
+  bool measure_waiting(const Talk& talk, const Exchange& exchange, LoadClock::time_point first) {
+    const double ttft = seconds(first - talk.due);
+    if (talk.conversation.background()) {
+      ++figures_.background;
+      background_ttft_.add(ttft);
+      return false;
+    }
+    ttft_.add(ttft);
+    total_.add(seconds(exchange.ended - talk.due));
+    std::vector<double> gaps;
+    for (size_t i = 1; i < exchange.shown.size(); ++i) {
+      gaps.push_back(seconds(exchange.shown[i] - exchange.shown[i - 1]));
+      gap_.add(gaps.back());
+    }
+    const uint64_t tokens = exchange.reply.completion_tokens;
+    if (exchange.shown.size() > 1 && tokens > 1) {
+      per_token_.add(seconds(exchange.shown.back() - first) / static_cast<double>(tokens - 1));
+    }
+    return ttft <= options_.ttft_limit_s && (gaps.empty() || percentile(gaps, 0.99) <= options_.gap_limit_s);
   }
 
   void add_error(const std::string& kind, const std::string& example) {
@@ -306,6 +317,7 @@ class Level {
     figures_.gap_s = gap_.summary();
     figures_.per_token_s = per_token_.summary();
     figures_.total_s = total_.summary();
+    figures_.background_ttft_s = background_ttft_.summary();
     figures_.late_s = late_.summary();
     LevelResult out;
     out.figures = std::move(figures_);
@@ -329,7 +341,7 @@ class Level {
   int unanswered_ = 0;
   absl::Status gone_;
   LevelFigures figures_;
-  Samples ttft_, gap_, per_token_, total_, late_;
+  Samples ttft_, gap_, per_token_, total_, background_ttft_, late_;
   Timeline replies_, prompts_, completions_, goods_;
   std::vector<HashedConversation> hashes_;
 };

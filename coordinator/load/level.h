@@ -30,9 +30,10 @@ struct LevelFigures {
   uint64_t conversations = 0;
   uint64_t requests = 0;  // malformed ones apart
   uint64_t completed = 0;
-  uint64_t left = 0;     // dropped by us
-  uint64_t refused = 0;  // malformed ones, refused as they must be
-  uint64_t good = 0;     // completed within both limits
+  uint64_t left = 0;        // dropped by us
+  uint64_t refused = 0;     // malformed ones, refused as they must be
+  uint64_t background = 0;  // of the completed ones, background work
+  uint64_t good = 0;        // completed within both limits; of users who wait, not of background work
   std::map<std::string, LoadError> errors;
   uint64_t prompt_tokens = 0;
   uint64_t cached_tokens = 0;
@@ -47,7 +48,8 @@ struct LevelFigures {
   SampleSummary gap_s;            // between two such events
   SampleSummary per_token_s;      // of each request: from its first event to its last, over the tokens after the first
   SampleSummary total_s;          // to the end of the reply
-  SampleSummary late_s;           // open loop: from when a conversation was due to when it was begun
+  SampleSummary background_ttft_s;  // of background work, which is in none of the four above
+  SampleSummary late_s;             // open loop: from when a conversation was due to when it was begun
 
   uint64_t error_count() const;
 };

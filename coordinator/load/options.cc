@@ -49,6 +49,7 @@ absl::Status LoadOptions::validate() const {
   }
   if (!is_share(disconnect)) return outside("--disconnect", "0 to 1");
   if (!is_share(malformed)) return outside("--malformed", "0 to 1");
+  if (!is_share(conversation.background)) return outside("--background", "0 to 1");
   if (!is_share(check_share)) return outside("--check-share", "0 to 1");
   if (!(ttft_limit_s > 0)) return outside("--ttft-limit", "more than 0");
   if (!(gap_limit_s > 0)) return outside("--gap-limit", "more than 0");

@@ -31,6 +31,7 @@ struct ConversationOptions {
   std::optional<double> temperature;           // none: the server's
   std::string model;                           // empty: the one that is served
   double tokens_per_word = 1.5;                // of the server's tokenizer, measured beforehand
+  double background = 0;                       // share of conversations that are background work
   int64_t overlong_tokens = int64_t{1} << 21;  // of a prompt that cannot fit
 };
 

@@ -33,7 +33,8 @@ void print_rates(const LoadReport& report, std::ostream& out) {
     out << fmt::format("{:>8} {:>8} {:>7} {:>8.1f} {:>9.1f} {:>9.1f} {:>8.2f} {:>8.2f} {:>6.1f}% {:>6.1f}% {:>6.1f}%\n",
                        level_name(level), level.requests, level.error_count(), level.wall_s, level.reply_tokens_per_s,
                        level.total_tokens_per_s, level.requests_per_s, level.goodput,
-                       100 * ratio(level.good, level.completed), 100 * ratio(level.accepted, level.drafted),
+                       100 * ratio(level.good, level.completed - level.background),
+                       100 * ratio(level.accepted, level.drafted),
                        100 * ratio(level.cached_tokens, level.prompt_tokens));
   }
 }
@@ -52,6 +53,7 @@ void print_times(const LoadReport& report, std::ostream& out) {
     row("gap", level.gap_s);
     row("a token", level.per_token_s);
     row("whole reply", level.total_s);
+    row("background", level.background_ttft_s);
     row("begun late", level.late_s);
   }
 }
@@ -86,6 +88,7 @@ json::object level_json(const LevelFigures& level) {
   out["completed"] = level.completed;
   out["left"] = level.left;
   out["malformed_refused"] = level.refused;
+  out["background"] = level.background;
   out["good"] = level.good;
   json::object errors;
   for (const auto& [kind, error] : level.errors) {
@@ -105,6 +108,7 @@ json::object level_json(const LevelFigures& level) {
   out["gap_s"] = summary_json(level.gap_s);
   out["per_token_s"] = summary_json(level.per_token_s);
   out["total_s"] = summary_json(level.total_s);
+  if (level.background > 0) out["background_ttft_s"] = summary_json(level.background_ttft_s);
   if (level.late_s.count > 0) out["late_s"] = summary_json(level.late_s);
   return out;
 }
@@ -162,6 +166,7 @@ std::string load_json(const LoadReport& report, const std::optional<HashCheck>& 
   out["gap_limit_s"] = options.gap_limit_s;
   out["disconnect"] = options.disconnect;
   out["malformed"] = options.malformed;
+  out["background"] = options.conversation.background;
   json::array levels;
   for (const LevelFigures& level : report.levels) levels.push_back(level_json(level));
   out["levels"] = std::move(levels);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include "transport/pass/plan.h"
 #include "worker/state/snapshots.h"
@@ -11,20 +13,23 @@ namespace tensorfold {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// The program's code, its libraries, threads and transport buffers; measured on Linux, and more than it takes.
-constexpr int64_t kProgramBytes = 64 * kMiB;
+// The program's code, its libraries and threads, as measured on Linux when it is ready; and what a transport between
+// ranks has besides.
+constexpr int64_t kProgramBytes = 30 * kMiB;
+constexpr int64_t kTransportBytes = 24 * kMiB;
 // A CUDA context, its libraries and the exchange's buffers.
 constexpr int64_t kDeviceContextBytes = 1024 * kMiB;
 // Kept launches: so much for each kind of pass, and kinds for each power of two of rows and of four of context.
 constexpr int64_t kKeptLaunchBytes = 6 * kMiB;
 constexpr int64_t kKeptRowSizes = 6;
 constexpr int64_t kKeptContext = 8192;
-// A token of a sequence on rank 0: in the request, the history, and twice in the copy drafter's index (16 bytes an
-// entry of a hash table that is half empty after it has grown, and 4 of a chain).
-constexpr int64_t kTokenBytes = 4 + 4;
+// A token of a sequence on rank 0: in the request, the history and the request's body as it came and was read; and
+// twice in the copy drafter's index (16 bytes an entry of a hash table that is half empty after it has grown, and a
+// chain).
+constexpr int64_t kTokenBytes = 4 + 4 + 16;
 constexpr int64_t kIndexedTokenBytes = 2 * (32 + 8);
-constexpr int64_t kTokenizerBytes = 32 * kMiB;
-constexpr int64_t kMaxSlicesOwned = 8;  // of a world of one
+constexpr int64_t kTokenizerTimes = 10;  // its tables, by the size of its file
+constexpr int64_t kMaxSlicesOwned = 8;   // of a world of one
 
 int64_t float_bytes(int64_t values) { return values * static_cast<int64_t>(sizeof(float)); }
 
@@ -40,7 +45,7 @@ int64_t weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
   double bytes = 0;
   for (const auto& [kind, size] : facts.memory_by_kind) {
     if (kind == "vision" || kind == "skipped") continue;
-    bytes += static_cast<double>(size) * (kind == "embedding" || kind == "norms" ? 1.0 : part);
+    bytes += static_cast<double>(size) * (held_whole(kind) ? 1.0 : part);
   }
   return static_cast<int64_t>(bytes);
 }
@@ -51,18 +56,22 @@ int64_t scratch_bytes(const Profile& profile, const ModelConfig& config, const M
   const auto& schedule = profile.schedule;
   const int64_t mixer =
       (2 * config.heads + 2 * config.kv_heads) * config.head_dim +
-      (2 * config.linear.key_heads * config.linear.key_dim + 2 * config.linear.value_heads * config.linear.value_dim);
+      (2 * config.linear.key_heads * config.linear.key_dim + 2 * config.linear.value_heads * config.linear.value_dim) +
+      4 * (config.mamba2.heads * config.mamba2.head_dim + config.mamba2.groups * config.mamba2.state);
   const int64_t mlp =
       3 * std::max(config.intermediate_size, config.experts.per_token * config.experts.intermediate_size +
                                                  config.experts.shared_intermediate_size);
-  const int64_t row = shape.hidden * (4 + slices_owned(shape)) + std::max(mixer, mlp);
+  // Streams, their norms and gates; n-grams have a slice's keys and values for each.
+  const int64_t streams = config.gated_streams.count *
+                          (4 + (config.ngrams.layers.empty() ? 0 : 3 + 2 * slices_owned(shape))) * shape.hidden;
+  const int64_t row = shape.hidden * (4 + slices_owned(shape)) + std::max(mixer, mlp) + streams;
   const int64_t windows =
       std::min<int64_t>(int64_t{schedule.max_sequences} * profile.draft.max_width, schedule.max_batch_rows);
-  return float_bytes(schedule.max_batch_rows * row + windows * (shape.local_vocab + shape.hidden));
+  return float_bytes(schedule.max_batch_rows * row + windows * (shape.local_vocab + shape.row_values()));
 }
 
 int64_t lane_state_bytes(const ModelShape& shape) {
-  int64_t bytes = shape.has_mtp ? float_bytes(kMaxWindow * shape.hidden) : 0;
+  int64_t bytes = shape.has_mtp ? float_bytes(kMaxWindow * shape.row_values()) : 0;
   for (const StateShape& layer : shape.recurrent) bytes += state_bytes(layer);
   return bytes;
 }
@@ -78,6 +87,12 @@ int64_t token_bytes(const Profile& profile, const MemoryPlan& plan) {
   const int64_t tokens = std::min(plan.pages * kPageTokens, plan.context * plan.lanes);
   const bool indexed = profile.draft.kind == "copy" || profile.draft.kind == "auto";
   return tokens * (kTokenBytes + (indexed ? kIndexedTokenBytes : 0));
+}
+
+int64_t tokenizer_bytes(const Profile& profile) {
+  std::error_code none;
+  const auto size = std::filesystem::file_size(profile.model.path + "/tokenizer.json", none);
+  return none ? 0 : kTokenizerTimes * static_cast<int64_t>(size);
 }
 
 std::string pages_note(const MemoryPlan& plan) {
@@ -168,8 +183,11 @@ int64_t MemoryPlan::tokens_each(int sequences) const {
   return std::clamp<int64_t>(tokens, 0, context);
 }
 
-absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelConfig& config, const ModelFacts& facts,
+absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelConfig& whole, const ModelFacts& facts,
                                             int rank) {
+  // Some files do not say whether they have an MTP layer: their tensors do.
+  ModelConfig config = whole;
+  if (!facts.has_mtp) config.mtp_layers = 0;
   if (rank < 0 || rank >= profile.cluster.world) {
     return absl::InvalidArgumentError(
         fmt::format("rank {} is outside the profile's cluster.world of {}", rank, profile.cluster.world));
@@ -191,9 +209,10 @@ absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelC
   add_device_items(profile, config, facts, *shape, &plan);
   if (rank == 0) {
     plan.items.push_back({"tokens", token_bytes(profile, plan), "histories and their index on rank 0", true});
-    plan.items.push_back({"tokenizer", kTokenizerBytes, "and requests in flight", true});
+    plan.items.push_back({"tokenizer", tokenizer_bytes(profile), "its tables", true});
   }
-  plan.items.push_back({"program", kProgramBytes, "code, threads, transport", true});
+  const int64_t transport = profile.cluster.world > 1 ? kTransportBytes : 0;
+  plan.items.push_back({"program", kProgramBytes + transport, "code, threads, transport", true});
   return plan;
 }
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kRetryAfterSeconds = 1;
 constexpr std::chrono::milliseconds kIdleTick{100};
+constexpr std::chrono::milliseconds kUrgentTick{1};
 constexpr int kMostFailures = 4;  // passes that fail in a row, the world regrouped each time
 
 bool mtp_in_use(const EngineModel& model, DraftKind kind) {
@@ -147,6 +148,8 @@ void Engine::publish() {
   status_.cached_pages = lanes_.cache().cached_pages();
   status_.snapshots = lanes_.cache().snapshots();
   status_.cache = lanes_.cache().counters();
+  status_.states = lanes_.cache().states().counters();
+  status_.stored_segments = static_cast<int64_t>(lanes_.cache().states().segments());
   status_.up = down_.ok();
   status_.down_reason = std::string(down_.message());
   status_.active_background = static_cast<int>(
@@ -198,16 +201,21 @@ void Engine::run() {
 // Requests and cancellations that came in. Waits a tick for some when there is nothing else to do.
 void Engine::take_commands(bool wait) {
   std::vector<uint64_t> cancels;
+  std::vector<std::function<void(StateKeeper&)>> calls;
   {
     std::unique_lock lock(mutex_);
-    const auto something = [this] { return stopping_ || !incoming_.empty() || !cancels_.empty(); };
+    const auto something = [this] {
+      return stopping_ || !incoming_.empty() || !cancels_.empty() || !state_calls_.empty();
+    };
     if (wait && !something()) wake_.wait_for(lock, kIdleTick, something);
     while (!incoming_.empty()) {
       queue_.push(std::move(incoming_.front()));
       incoming_.pop_front();
     }
     cancels.swap(cancels_);
+    calls.swap(state_calls_);
   }
+  for (const std::function<void(StateKeeper&)>& call : calls) call(lanes_.cache().states());
   for (const uint64_t id : cancels) {
     const auto cancel = [&](Sequence& sequence) {
       if (sequence.context().id == id) sequence.context().cancelled = true;
@@ -250,7 +258,9 @@ bool Engine::waits_for_prompt(const Sequence& sequence) const {
 // Who waits gets lanes in order; only choices that wait for their own request's prompt are overtaken. A foreground
 // sequence that finds none takes those of background ones.
 void Engine::start_sequences() {
-  const auto later = [this](const Sequence& sequence) { return waits_for_prompt(sequence); };
+  const auto later = [this](Sequence& sequence) {
+    return waits_for_prompt(sequence) || lanes_.waits_for_state(sequence);
+  };
   while (Sequence* next = queue_.next(later)) {
     if (!lanes_.take(*next) && !(make_room(*next) && lanes_.take(*next))) break;
     active_.push_back(queue_.take(*next));
@@ -295,7 +305,10 @@ void Engine::run_round() {
     return;
   }
   failures_ = 0;
+  take_events(*result);
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  spdlog::debug("round: {} window rows, {} prompt rows at {:.0f}; {:.1f} ms, expected {:.1f} ms", round.window_rows,
+                round.prompt_rows, round.prompt_position, ms, round.expected_ms);
   uint32_t mtp_steps = 0;  // chained once for all sequences
   for (const SequencePlan& sequence : round.plan.sequences) mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
   if (round.prompt_rows == 0) {
@@ -338,8 +351,9 @@ void Engine::run_round() {
       ++ended;
     }
   }
+  const Clock::time_point now = Clock::now();
   const std::lock_guard lock(mutex_);
-  last_step_ = Clock::now();
+  last_step_ = now;
   admission_.record_round(ms / 1000.0, round.prompt_rows, ended);
   ++status_.passes;
   if (round.prompt_rows > 0) ++status_.prompt_passes;
@@ -349,7 +363,11 @@ void Engine::run_round() {
 }
 
 void Engine::ping_if_idle() {
-  {
+  // States that go to disk and come back need passes to be ordered and to be heard of.
+  const bool urgent = lanes_.cache().states().urgent();
+  if (urgent) {
+    std::this_thread::sleep_for(kUrgentTick);
+  } else if (!lanes_.cache().states().pending()) {
     const std::lock_guard lock(mutex_);
     if (Clock::now() - last_step_ < options_.ping_interval) return;
   }
@@ -361,8 +379,50 @@ void Engine::ping_if_idle() {
     fail_round(result.status());
     return;
   }
+  take_events(*result);
   const std::lock_guard lock(mutex_);
   last_step_ = Clock::now();
+}
+
+void Engine::take_events(const PassResult& result) {
+  for (const PassReport& report : result.reports) lanes_.cache().states().take_events(report.events);
+}
+
+void Engine::open_states(StateOptions options, std::vector<StoredSegment> stored, int world) {
+  options.has_states = model_.has_states;
+  options.enabled = options.enabled && lanes_.cache().options().enabled;
+  lanes_.cache().states().open(std::move(options), std::move(stored), world);
+}
+
+// What is pinned is there before the first request: one that would use it must not wait.
+absl::Status Engine::restore_pinned(std::chrono::milliseconds most) {
+  StateKeeper& states = lanes_.cache().states();
+  const size_t contexts = states.restore_pinned();
+  const Clock::time_point begin = Clock::now();
+  while (states.urgent()) {
+    if (Clock::now() - begin > most) {
+      spdlog::warn("pinned contexts are not all back after {} ms; the rest is computed when it is asked for",
+                   most.count());
+      states.clear();
+      break;
+    }
+    PassPlan plan;
+    plan.kind = PlanKind::kPing;
+    lanes_.order(&plan);
+    const absl::StatusOr<PassResult> result = link_.executor().execute(std::move(plan));
+    if (!result.ok()) return result.status();
+    take_events(*result);
+    std::this_thread::sleep_for(kUrgentTick);
+  }
+  publish();
+  if (contexts > 0) spdlog::info("{} pinned contexts: {} states are back", contexts, states.counters().restored);
+  return absl::OkStatus();
+}
+
+void Engine::with_states(std::function<void(StateKeeper&)> call) {
+  const std::lock_guard lock(mutex_);
+  state_calls_.push_back(std::move(call));
+  wake_.notify_one();
 }
 
 void Engine::fail_round(const absl::Status& why) {

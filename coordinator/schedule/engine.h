@@ -13,6 +13,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -56,6 +57,13 @@ class Engine {
   /// Before start(): runs passes of the widths that verify windows have, so that everything is loaded and the width
   /// policy knows what passes cost before the first request. Takes at most a few seconds. Errors are the pass's.
   absl::Status warm_up();
+  /// Before start(), of a world of `world` ranks: what the ranks keep on disk, and what rank 0 has there.
+  void open_states(StateOptions options, std::vector<StoredSegment> stored, int world);
+  /// Before start(): brings pinned contexts back into memory. What does not come within `most` is left. Errors are a
+  /// pass's.
+  absl::Status restore_pinned(std::chrono::milliseconds most);
+  /// Runs `call` on the scheduler's thread, soon. Never, if the engine stops first.
+  void with_states(std::function<void(StateKeeper&)> call);
   /// Starts the scheduler's thread.
   void start();
   /// Admits the request or says why not: queue full, cluster down, draining, more cache than there is. Returns its id.
@@ -82,6 +90,7 @@ class Engine {
   void drop_ended();
   void run_round();
   void ping_if_idle();
+  void take_events(const PassResult& result);
   void fail_round(const absl::Status& why);
   void wait_for_ranks();
   void finish_active(const ApiError& error);  // what has a lane
@@ -98,6 +107,7 @@ class Engine {
   std::condition_variable idle_;
   std::deque<std::unique_ptr<Sequence>> incoming_;
   std::vector<uint64_t> cancels_;
+  std::vector<std::function<void(StateKeeper&)>> state_calls_;
   EngineStatus status_;
   Clock::time_point last_step_;
   bool stopping_ = false;

@@ -76,6 +76,8 @@ struct EngineStatus {
   uint64_t window_rows = 0;    // rows of verify windows; the other rows are prompt rows
   uint64_t parked = 0;         // sequences replayed after a rank was lost
   CacheCounters cache;
+  StateCounters states;
+  int64_t stored_segments = 0;  // on rank 0's disk
 };
 
 }  // namespace tensorfold

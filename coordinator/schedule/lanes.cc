@@ -28,6 +28,19 @@ bool Lanes::take(Sequence& sequence) {
   return true;
 }
 
+bool Lanes::waits_for_state(Sequence& sequence) {
+  constexpr uint64_t kNothing = ~uint64_t{0};
+  StateKeeper& states = cache_.states();
+  if (!states.enabled() || !sequence.context().request.cache) return false;
+  if (sequence.restore_job == 0) {
+    if (states.full()) return true;
+    const bool mtp = sequence.drafts_with_mtp() && cache_.options().has_mtp;
+    const uint64_t job = states.restore(sequence.tokens(), cache_.peek(sequence.tokens(), mtp), mtp);
+    sequence.restore_job = job == 0 ? kNothing : job;
+  }
+  return states.restoring(sequence.restore_job);
+}
+
 void Lanes::advanced(Sequence& sequence) {
   cache_.started(std::exchange(sequence.held_snapshot, nullptr));
   if (!sequence.context().request.cache || sequence.computed() > sequence.fill_end()) return;

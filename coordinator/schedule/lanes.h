@@ -22,6 +22,8 @@ class Lanes {
   /// Gives the sequence a slot and all pages that its request may need, some of them perhaps with what the cache has of
   /// its tokens; false when there are not enough of both. The sequence starts anew.
   bool take(Sequence& sequence);
+  /// Whether what the disk has of the sequence's tokens is on its way. Begins to bring it when first asked.
+  bool waits_for_state(Sequence& sequence);
   /// A pass of the sequence's rows has run.
   void advanced(Sequence& sequence);
   /// The sequence's slot and pages are free again, the slot with the next plan; nothing if it has none. What it has

@@ -123,8 +123,9 @@ Round RoundPlanner::plan(const std::vector<std::unique_ptr<Sequence>>& active) {
   const int64_t kept = filling.empty() && background.empty() ? 0 : std::min(kLeastFill, all_rows / 2);
   add_windows(decoding, static_cast<size_t>(all_rows - kept), &round);
   Room room;
-  room.rows = all_rows - static_cast<int64_t>(round.window_rows);
-  room.ms = budget_ms(round.window_rows) * kCaution * (decoding.empty() ? kAloneBudgets : 1.0) - round.window_ms;
+  round.budget_ms = budget_ms(round.window_rows) * (decoding.empty() ? kAloneBudgets : 1.0);
+  room.rows = std::min(all_rows - static_cast<int64_t>(round.window_rows), trusted_rows_);
+  room.ms = round.budget_ms * kCaution - round.window_ms;
   std::vector<Fill> fills;
   fill(filling, &room, &fills);
   fill(background, &room, &fills);
@@ -135,11 +136,18 @@ Round RoundPlanner::plan(const std::vector<std::unique_ptr<Sequence>>& active) {
     part.sequence->plan_prompt(static_cast<uint64_t>(part.rows), options_.use_mtp, &round.add(part.sequence));
   }
   if (round.prompt_rows > 0) round.prompt_position /= static_cast<double>(round.prompt_rows);
+  round.expected_ms = round.window_ms + static_cast<double>(round.prompt_rows) * row_ms(round.prompt_position);
   return round;
 }
 
 void RoundPlanner::record(const Round& round, double ms) {
   if (round.prompt_rows == 0) return;
+  if (ms <= round.budget_ms) {
+    trusted_rows_ = std::max(trusted_rows_, 2 * round.prompt_rows);
+  } else {
+    const double kept = static_cast<double>(round.prompt_rows) * round.budget_ms / ms;
+    trusted_rows_ = std::max(kLeastFill, static_cast<int64_t>(kept));
+  }
   // A pass is never taken to be cheaper than a tenth of itself for its prompt rows: the windows' estimate may be off.
   costs_.record(round.prompt_rows, round.prompt_position, std::max(ms - round.window_ms, 0.1 * ms));
 }

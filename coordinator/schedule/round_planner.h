@@ -36,6 +36,8 @@ struct Round {
   double window_ms = 0;  // expected of a pass of the windows alone
   int64_t prompt_rows = 0;
   double prompt_position = 0;  // mean of the prompt rows'
+  double expected_ms = 0;      // of all of it
+  double budget_ms = 0;
 
   SequencePlan& add(Sequence* sequence);
 };
@@ -81,6 +83,9 @@ class RoundPlanner {
   PromptCosts costs_;
   std::unordered_map<const Sequence*, Turn> turns_;  // of the filling sequences
   uint64_t clock_ = 0;
+  // Prompt rows of a round: at most twice as many as last kept the budget, so that a wrong estimate (of the first
+  // prompt, after a quiet time) costs little.
+  int64_t trusted_rows_ = 32;
 };
 
 }  // namespace tensorfold

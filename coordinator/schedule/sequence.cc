@@ -267,6 +267,7 @@ void Sequence::start_at(uint64_t position, uint32_t accepted, uint32_t snapshot)
   }
   in_window_ = false;
   pages_told_ = 0;
+  restore_job = 0;
 }
 
 }  // namespace tensorfold

@@ -55,6 +55,7 @@ class Sequence {
   std::optional<uint32_t> slot;
   std::vector<int32_t> pages;  // all that the sequence may need; plans tell the ranks of those that their rows reach
   bool fresh = true;           // the next plan starts the slot anew
+  uint64_t restore_job = 0;    // that brings its state back from disk; 0: not asked for yet
   PrefixSnapshot* held_snapshot = nullptr;  // the cache keeps it until the first plan has run
 
   // Rows. ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ void WaitingLine::push_back_in(std::unique_ptr<Sequence> sequence) {
   line.insert(later, std::move(sequence));
 }
 
-Sequence* WaitingLine::next(const std::function<bool(const Sequence&)>& later) const {
+Sequence* WaitingLine::next(const std::function<bool(Sequence&)>& later) const {
   for (const Line* line : {&foreground_, &background_}) {
     for (const std::unique_ptr<Sequence>& sequence : *line) {
       if (!later || !later(*sequence)) return sequence.get();

@@ -17,7 +17,7 @@ class WaitingLine {
   /// A sequence that gave its lane up goes before those of its kind that came later.
   void push_back_in(std::unique_ptr<Sequence> sequence);
   /// Whose turn it is, those passed over that `later` names; null: nobody's.
-  Sequence* next(const std::function<bool(const Sequence&)>& later = nullptr) const;
+  Sequence* next(const std::function<bool(Sequence&)>& later = nullptr) const;
   /// Takes next() out.
   std::unique_ptr<Sequence> pop() { return take(*next()); }
   /// Takes out one that waits.

@@ -69,6 +69,14 @@ void engine_families(const EngineStatus& status, std::vector<MetricFamily>* out)
           number(status.cache.evicted_pages));
   counter("cache_evicted_snapshots_total", "Snapshots forgotten to make room for others, or with their pages.",
           number(status.cache.evicted_snapshots));
+  gauge("state_segments", "States on rank 0's disk.", number(status.stored_segments));
+  counter("state_saved_total", "States that all ranks have written to disk.", number(status.states.saved));
+  counter("state_save_failures_total", "States that a rank could not write.", number(status.states.save_failures));
+  counter("state_restored_total", "States brought back from disk.", number(status.states.restored));
+  counter("state_restore_failures_total",
+          "States not brought back because a rank's file was missing or damaged, or memory did not suffice.",
+          number(status.states.restore_failures));
+  counter("state_refusals_total", "States not written because too many waited.", number(status.states.refusals));
   counter("cache_refusals_total",
           "Snapshots that were not taken and prefixes that were not used because memory did not suffice.",
           number(status.cache.refusals));

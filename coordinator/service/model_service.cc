@@ -66,8 +66,12 @@ absl::StatusOr<std::unique_ptr<ModelService>> ModelService::create(Engine& engin
   if (!keys.ok()) return keys.status();
   absl::StatusOr<ApiKeys> background = ApiKeys::parse(options.background_key_hashes);
   if (!background.ok()) return background.status();
-  return std::unique_ptr<ModelService>(
+  absl::StatusOr<ApiKeys> admin = ApiKeys::parse(options.admin_key_hashes);
+  if (!admin.ok()) return admin.status();
+  std::unique_ptr<ModelService> service(
       new ModelService(engine, tokenizer, chat, std::move(options), *std::move(keys), *std::move(background)));
+  service->admin_ = *std::move(admin);
+  return service;
 }
 
 ModelService::ModelService(Engine& engine, const Tokenizer& tokenizer, const ChatTemplate* chat,

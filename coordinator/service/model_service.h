@@ -48,6 +48,7 @@ struct ModelServiceOptions {
   uint32_t max_tokens = 0;                       // of a reply that names none; 0: what the context leaves
   std::chrono::milliseconds request_timeout{0};  // 0: none
   std::vector<std::string> api_key_hashes;       // SHA-256 in hex; none: everybody is served
+  std::vector<std::string> admin_key_hashes;     // the same, for the /admin routes; none: there are none
   // Requests with one of these keys (hashes as above), or for one of these names, are background whatever they say.
   std::vector<std::string> background_key_hashes;
   std::vector<std::string> background_names;
@@ -92,6 +93,9 @@ class ModelService {
   Readiness readiness() const;
 
   bool keys_required() const { return keys_.required(); }
+  /// Whether there are /admin routes, and whether this is one of their keys.
+  bool has_admin() const { return admin_.required(); }
+  bool is_admin(std::string_view authorization) const { return admin_.allows(authorization); }
   bool authorized(std::string_view authorization) const { return keys_.allows(authorization); }
 
   /// Whether the profile makes requests with this Authorization value background.
@@ -124,6 +128,7 @@ class ModelService {
   const ChatTemplate* chat_;
   const ModelServiceOptions options_;
   const ApiKeys keys_;
+  ApiKeys admin_;
   const ApiKeys background_keys_;
   std::vector<ServedModel> models_;
   std::chrono::steady_clock::time_point started_;

@@ -167,7 +167,8 @@ void CpuOps::delta_heads(const DeltaNetArgs& args, const DeltaRun& run) {
   const int64_t channels = shape.channels(), stride = round_up(shape.dv, 16), head_floats = shape.dk * stride;
   const float* norm = static_cast<const CpuVector*>(args.norm)->data();
   const int64_t decays = shape.decays(), decay_step = shape.channel_decay ? 1 : 0;
-  const auto output = shape.channel_decay ? kernels_->sigmoid_output : kernels_->delta_output;
+  const bool sigmoid = shape.channel_decay || args.sigmoid_gate;
+  const auto output = sigmoid ? kernels_->delta_output_sigmoid : kernels_->delta_output;
   const int64_t items = static_cast<int64_t>(run.groups.size()) * shape.v_heads;
   pool_->parallel_for(items, 1, [&](int64_t begin, int64_t end, int worker) {
     for (int64_t item = begin; item < end; ++item) {

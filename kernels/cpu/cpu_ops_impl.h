@@ -155,12 +155,25 @@ class CpuOps : public Ops {
   void select_rows(const RowCache& cache, const SelectArgs& args) override;
   void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override;
   void mamba2(const Mamba2Args& args) override;
+  bool supports_gated_streams() const override { return true; }
+  void scaled_silu(Tensor x, float scale) override;
+  void clear(Tensor x) override;
+  void mix_streams(const MixStreamsArgs& args) override;
+  void inject_streams(const InjectStreamsArgs& args) override;
+  void gate_streams(const GateStreamsArgs& args) override;
+  void short_conv(const ShortConvArgs& args) override;
+  std::vector<int32_t> tokens_before(const RowBatch& rows, int64_t layer, int64_t count) override;
+  void pool_means(RowCache& cache, const PoolMeansArgs& args) override;
+  void select_windows(const RowCache& cache, const SelectWindowsArgs& args) override;
+  void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& args, Tensor selected,
+                        int64_t tokens) override;
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
 
  private:
   struct AttentionPlan;
   struct DeltaRun;
   struct Mamba2Run;
+  struct SparseItem;
   struct ExpertGroups;
 
   // A piece of a product: some rows of its input times some panels of its weight.
@@ -188,6 +201,8 @@ class CpuOps : public Ops {
   Mamba2Run start_mamba2_run(const Mamba2Args& args);
   void mamba2_inputs(const Mamba2Args& args, const Mamba2Run& run);
   void mamba2_heads(const Mamba2Args& args, const Mamba2Run& run);
+  void attend_chosen(const CpuKvCache& cache, int64_t layer, const AttentionArgs& args, const SparseItem& item,
+                     float* gathered, float* states);
 
   const KernelTable* kernels_;
   std::shared_ptr<ThreadPool> pool_;

@@ -47,6 +47,9 @@ struct StateMaker {
   std::unique_ptr<RecurrentState> operator()(const Mamba2Shape& shape) const {
     return std::make_unique<CpuMamba2State>(shape);
   }
+  std::unique_ptr<RecurrentState> operator()(const ShortConvShape& shape) const {
+    return std::make_unique<CpuShortConvState>(shape);
+  }
 };
 
 }  // namespace
@@ -57,6 +60,14 @@ CpuMamba2State::CpuMamba2State(const Mamba2Shape& shape)
                "mamba2: heads must be a multiple of groups, with at most 16 taps");
   history_ = floats() + shape.heads * shape.state * stride();
   kept_ = history_ + (shape.conv_kernel - 1) * shape.channels();
+}
+
+CpuShortConvState::CpuShortConvState(const ShortConvShape& shape)
+    : CpuStateMemory(shape.state_values(), shape.max_window), shape_(shape) {
+  kernel_check(shape.taps >= 1 && shape.taps <= 16 && shape.dilation >= 1 && shape.context >= 0,
+               "short convolution: 1 to 16 taps, a dilation from 1");
+  tokens_ = floats() + shape.history() * shape.channels;
+  kept_ = tokens_ + shape.context;
 }
 
 std::unique_ptr<RecurrentState> CpuOps::make_recurrent_state(const StateShape& shape) {

@@ -48,4 +48,21 @@ class CpuMamba2State : public CpuStateMemory {
   float* kept_ = nullptr;
 };
 
+/// Inputs and tokens of the last rows of a dilated convolution. A token is kept as its number + 1, so that 0 is none.
+class CpuShortConvState : public CpuStateMemory {
+ public:
+  explicit CpuShortConvState(const ShortConvShape& shape);
+
+  const ShortConvShape& shape() const { return shape_; }
+  float* history(int64_t i) { return floats() + i * shape_.channels; }  // oldest first
+  float* tokens() { return tokens_; }                                   // [context], oldest first
+  float* kept_row(int64_t row) { return kept_ + row * (shape_.channels + 1); }
+  float* kept_token(int64_t row) { return kept_row(row) + shape_.channels; }
+
+ private:
+  ShortConvShape shape_;
+  float* tokens_ = nullptr;
+  float* kept_ = nullptr;
+};
+
 }  // namespace tensorfold

@@ -85,12 +85,4 @@ inline void delta_output(const float* y, const float* z, const float* norm, int6
   });
 }
 
-inline void sigmoid_output(const float* y, const float* z, const float* norm, int64_t dv, float eps, float* out) {
-  const Vec r = v_set1(inverse_root(sum_of_squares(y, dv) / static_cast<float>(dv) + eps));
-  for_lanes(dv, [&](int64_t i, int64_t lanes) {
-    const Vec normed = v_mul(v_mul(load_part(y + i, lanes), r), load_part(norm + i, lanes));
-    store_part(out + i, v_mul(normed, v_sigmoid(load_part(z + i, lanes))), lanes);
-  });
-}
-
 }  // namespace tensorfold::TF_ISA

@@ -30,6 +30,7 @@ inline constexpr int64_t kPrefetchBytes = 8192;  // how far ahead packed weights
 #include "kernels/cpu/impl_delta_net.h"
 #include "kernels/cpu/impl_latent.h"
 #include "kernels/cpu/impl_mamba2.h"
+#include "kernels/cpu/impl_streams.h"
 // clang-format on
 
 namespace tensorfold::TF_ISA {
@@ -57,13 +58,17 @@ inline KernelTable make_table(const char* name) {
   t.channel_decay = channel_decay;
   t.delta_step = delta_step;
   t.delta_output = delta_output;
-  t.sigmoid_output = sigmoid_output;
   t.layer_norm = layer_norm;
   t.silu_mul_limited = silu_mul_limited;
   t.sqrt_softplus = sqrt_softplus;
   t.pool = pool;
   t.index_score = index_score;
   t.latent_split = latent_split;
+  t.delta_output_sigmoid = delta_output_sigmoid;
+  t.scaled_silu = scaled_silu;
+  t.mix_streams = mix_streams;
+  t.add_scaled = add_scaled;
+  t.dot = dot;
   t.mamba2_conv = mamba2_conv;
   t.mamba2_steps = mamba2_steps;
   t.mamba2_step = mamba2_step;

@@ -98,8 +98,6 @@ struct KernelTable {
                      const float* v, const float* decay, int64_t decay_step, float beta, float* y);
   // out = rms(y, norm) * silu(z).
   void (*delta_output)(const float* y, const float* z, const float* norm, int64_t dv, float eps, float* out);
-  // out = rms(y, norm) * sigmoid(z).
-  void (*sigmoid_output)(const float* y, const float* z, const float* norm, int64_t dv, float eps, float* out);
 
   // Latents (impl_latent.h).
   void (*layer_norm)(const float* x, int64_t dim, const float* weight, const float* bias, float eps, float* out);
@@ -115,6 +113,15 @@ struct KernelTable {
   // sums; then out[h] = sum over j of scores * rows[j]. At most kLatentHeads heads.
   void (*latent_split)(const float* const* q, int heads, const float* const* rows, int64_t keys, int64_t width,
                        float scale, float* scores, float* max, float* sum, float* const* out);
+
+  // out = rms(y, norm) * sigmoid(z).
+  void (*delta_output_sigmoid)(const float* y, const float* z, const float* norm, int64_t dv, float eps, float* out);
+  // Gated streams and chosen keys (impl_streams.h).
+  void (*scaled_silu)(float* x, float scale, int64_t n);
+  void (*mix_streams)(const float* x, const float* gate, int64_t count, int64_t width, float share, int64_t n,
+                      float* out);
+  void (*add_scaled)(float* x, const float* y, float weight, int64_t n);  // x = fma(weight, y, x)
+  float (*dot)(const float* a, const float* b, int64_t n);
 
   // out = silu(sum over taps of weight[tap][c] * rows[tap][c], oldest tap first, + bias[c]); bias may be null.
   void (*mamba2_conv)(const float* const* rows, const float* weight, int64_t weight_stride, int64_t taps,

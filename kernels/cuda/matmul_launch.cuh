@@ -62,8 +62,9 @@ inline int stream_x_bytes(const MatmulArgs& args, int tiles, int blocks) {
   return most;
 }
 
-/// False where a block's activations and rings of two slots do not fit in shared memory. `stage`: bytes.
-inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, StreamLaunch& launch) {
+/// False where a block's activations and rings of two slots do not fit in shared memory. `stage`: bytes; `unit`: stages
+/// that are written out together.
+inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, int unit, StreamLaunch& launch) {
   StreamShape& shape = launch.shape;
   shape.tiles = number_blocks(args, 1, 1);
   launch.blocks = std::min(gpu.multiprocessors, shape.tiles);
@@ -73,21 +74,21 @@ inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, Strea
   const int x_bytes = stream_x_bytes(args, shape.tiles, launch.blocks);
   if (x_bytes < 0) return false;
   const int fixed = 8 * kMaxWindows + 2 * 128 + x_bytes;
-  const auto fit = [&](int max_warps, int chunk, int bytes) {
-    const int turns = (tiles + max_warps - 1) / max_warps;
-    launch.warps = (tiles + turns - 1) / turns;              // turns are full
-    const int all = turns * ((stages + chunk - 1) / chunk);  // slots that hold all that a warp reads
-    shape.chunk = chunk;
-    shape.slots = std::min({(bytes - fixed) / (launch.warps * (chunk * stage + 8)), all, kMaxSlots});
-    return shape.slots >= std::min(2, all);
-  };
-  // Half of the shared memory where that does: the next launch's blocks can then fill their rings beside ours. Blocks
-  // of many warps have no registers left for that. Larger slots cost fewer copies.
-  constexpr int kFewWarps = 14, kFewestWarps = 10, kLeast = 2;
-  const int half = (gpu.shared_bytes + 1024) / 2 - 1024;  // 1,024 of each block are the system's
-  bool fits = tiles <= kFewWarps && fit(kStreamWarps, 8, half);
-  for (int chunk = 16; chunk >= kLeast && !fits; chunk /= 2) fits = fit(kStreamWarps, chunk, gpu.shared_bytes);
-  if (!fits && !fit(kFewestWarps, kLeast, gpu.shared_bytes)) return false;
+  constexpr int kLeftOver = 4096;  // for small kernels beside it
+  // Full turns; few warps where rings do not fit otherwise; large slots, which cost fewer waits.
+  bool fits = false;
+  for (int most = kStreamWarps; most >= kStreamWarps / 4 && !fits; most /= 2) {
+    const int turns = (tiles + most - 1) / most;
+    launch.warps = (tiles + turns - 1) / turns;
+    for (shape.chunk = 16; shape.chunk >= unit && !fits; shape.chunk /= 2) {
+      const int all = turns * ((stages + shape.chunk - 1) / shape.chunk);  // slots that hold all that a warp reads
+      const int room = gpu.shared_bytes - kLeftOver - fixed;
+      shape.slots = std::min({room / (launch.warps * (shape.chunk * stage + 8)), all, kMaxSlots});
+      fits = shape.slots >= std::min(2, all);
+      if (fits) break;
+    }
+  }
+  if (!fits) return false;
   const auto round = [](int bytes) { return (bytes + 127) / 128 * 128; };
   shape.x_at = round(8 * (kMaxWindows + launch.warps * shape.slots));
   shape.ring_at = round(shape.x_at + x_bytes);
@@ -99,7 +100,7 @@ inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, Strea
 template <CudaWeightKind kKind, int kSets, int kRowTiles>
 std::optional<bool> launch_stream(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   StreamLaunch launch;
-  if (!shape_stream(args, gpu, stage_bytes(kKind, kSets), launch)) return std::nullopt;
+  if (!shape_stream(args, gpu, stage_bytes(kKind, kSets), stream_unit(kKind), launch)) return std::nullopt;
   const auto kernel = stream_matmul_kernel<kKind, kSets, kRowTiles>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
   int device = 0;

@@ -34,6 +34,21 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
   } while (done == 0);
 }
 
+/// True once the phase of this parity is over.
+__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+
+/// One of the barrier's arrivals.
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("{.reg .b64 s; mbarrier.arrive.shared.b64 s, [%0];}" ::"r"(barrier) : "memory");
+}
+
 /// One of the barrier's arrivals, made when the calling thread's cp.async copies so far have come.
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");

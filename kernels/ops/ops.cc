@@ -89,6 +89,23 @@ void Ops::hyper_expand(const HyperArgs&) { no_latents("hyper_expand"); }
 void Ops::pool_rows(RowCache&, const PoolArgs&) { no_latents("pool_rows"); }
 void Ops::select_rows(const RowCache&, const SelectArgs&) { no_latents("select_rows"); }
 void Ops::latent_attention(const RowCache&, const LatentAttentionArgs&) { no_latents("latent_attention"); }
+// Likewise for supports_gated_streams().
+namespace {
+void no_streams(bool never = false) { kernel_check(never, "this backend has no gated streams and no chosen keys"); }
+}  // namespace
+void Ops::scaled_silu(Tensor, float) { no_streams(); }
+void Ops::clear(Tensor) { no_streams(); }
+void Ops::mix_streams(const MixStreamsArgs&) { no_streams(); }
+void Ops::inject_streams(const InjectStreamsArgs&) { no_streams(); }
+void Ops::gate_streams(const GateStreamsArgs&) { no_streams(); }
+void Ops::short_conv(const ShortConvArgs&) { no_streams(); }
+std::vector<int32_t> Ops::tokens_before(const RowBatch&, int64_t, int64_t) {
+  no_streams();
+  return {};
+}
+void Ops::pool_means(RowCache&, const PoolMeansArgs&) { no_streams(); }
+void Ops::select_windows(const RowCache&, const SelectWindowsArgs&) { no_streams(); }
+void Ops::sparse_attention(const KvCache&, int64_t, const AttentionArgs&, Tensor, int64_t) { no_streams(); }
 
 // Likewise for supports_state() and supports_row_caches().
 void Ops::relu_squared(Tensor) { kernel_check(false, "relu_squared: this backend has no such operation"); }

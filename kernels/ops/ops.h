@@ -260,8 +260,20 @@ struct Mamba2Shape {
   }
 };
 
+/// A dilated short convolution by itself, which keeps the tokens of its last rows too.
+struct ShortConvShape {
+  int64_t channels = 0;
+  int64_t taps = 0;
+  int64_t dilation = 1;
+  int64_t context = 0;      // tokens before a row that may be asked for
+  int64_t max_window = 16;  // most tentative rows a pass may have
+  int64_t history() const { return (taps - 1) * dilation; }
+  /// As DeltaNetShape::state_values().
+  int64_t state_values() const { return history() * channels + context + max_window * (channels + 1); }
+};
+
 /// The kinds of recurrent layers.
-using StateShape = std::variant<DeltaNetShape, Mamba2Shape>;
+using StateShape = std::variant<DeltaNetShape, Mamba2Shape, ShortConvShape>;
 /// Bytes of one sequence's state in such a layer, as the memory plan counts them.
 inline int64_t state_bytes(const StateShape& shape) {
   return std::visit([](const auto& s) { return s.state_values() * static_cast<int64_t>(sizeof(float)); }, shape);
@@ -279,7 +291,9 @@ struct DeltaNetArgs {
   float decay_floor = 0.0f;         // channel_decay: decay = exp(floor * sigmoid(exp(a_log) * (a + dt_bias)))
   const Vector* norm = nullptr;     // [dv]
   float eps = 1e-6f;
-  Tensor out;  // [rows, v_heads * dv]: rms(y, norm) * silu(z), with channel_decay * sigmoid(z)
+  bool sigmoid_gate = false;  // there where supports_gated_streams() is
+  /// [rows, v_heads * dv]: rms(y, norm) * silu(z), or * sigmoid(z) with sigmoid_gate or channel_decay.
+  Tensor out;
   RowBatch rows;
   int64_t layer = 0;  // of rows.recurrent
 };
@@ -365,6 +379,13 @@ struct HyperArgs;
 struct PoolArgs;
 struct SelectArgs;
 struct LatentAttentionArgs;
+// Arguments of operations on gated streams and of attention over chosen keys (stream_ops.h).
+struct MixStreamsArgs;
+struct InjectStreamsArgs;
+struct GateStreamsArgs;
+struct ShortConvArgs;
+struct PoolMeansArgs;
+struct SelectWindowsArgs;
 
 /// One candidate of a vocabulary row.
 struct Candidate {
@@ -553,6 +574,28 @@ class Ops {
   /// S[n][c]); y[c] = fma over n ascending of C[n] S[n][c], then + D x[c] by fma; then the gate, then the norm of each
   /// group.
   virtual void mamba2(const Mamba2Args& args);
+
+  // Gated streams, and attention over chosen keys (stream_ops.h says what each computes). ---------------------------
+  /// Whether the operations below are there; a model that needs them is refused at load where they are not.
+  virtual bool supports_gated_streams() const { return false; }
+  /// x[r, i] = silu(x[r, i] * scale).
+  virtual void scaled_silu(Tensor x, float scale);
+  /// x[r, i] = 0.
+  virtual void clear(Tensor x);
+  virtual void mix_streams(const MixStreamsArgs& args);
+  virtual void inject_streams(const InjectStreamsArgs& args);
+  virtual void gate_streams(const GateStreamsArgs& args);
+  virtual void short_conv(const ShortConvArgs& args);
+  /// For each row the `count` tokens before it, newest first, -1 before the sequence's start; from the state of a
+  /// ShortConvShape layer, to be asked before the pass's short_conv, which moves it on. Host work.
+  virtual std::vector<int32_t> tokens_before(const RowBatch& rows, int64_t layer, int64_t count);
+  virtual void pool_means(RowCache& cache, const PoolMeansArgs& args);
+  virtual void select_windows(const RowCache& cache, const SelectWindowsArgs& args);
+  /// attention() of each row over chosen positions: those of its windows in `selected` [rows, most] (select_windows),
+  /// of `tokens` each, and those after its last whole window. The list is visited as attention visits positions 0, 1, 2
+  /// …: a row that chose everything has attention's bits.
+  virtual void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& args, Tensor selected,
+                                int64_t tokens);
 
   // Vocabulary. ---------------------------------------------------------------------------------------------------
   /// The n best of each row by (logit descending, id ascending); ids count from first_id. Rows may hold fewer than n.

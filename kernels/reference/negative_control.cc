@@ -139,6 +139,24 @@ class NegativeControl : public Ops {
     inner_->latent_attention(cache, args);
   }
   void mamba2(const Mamba2Args& args) override { inner_->mamba2(args); }
+  bool supports_gated_streams() const override { return inner_->supports_gated_streams(); }
+  void scaled_silu(Tensor x, float scale) override { inner_->scaled_silu(x, scale); }
+  void clear(Tensor x) override { inner_->clear(x); }
+  void mix_streams(const MixStreamsArgs& args) override { inner_->mix_streams(args); }
+  void inject_streams(const InjectStreamsArgs& args) override { inner_->inject_streams(args); }
+  void gate_streams(const GateStreamsArgs& args) override { inner_->gate_streams(args); }
+  void short_conv(const ShortConvArgs& args) override { inner_->short_conv(args); }
+  std::vector<int32_t> tokens_before(const RowBatch& rows, int64_t layer, int64_t count) override {
+    return inner_->tokens_before(rows, layer, count);
+  }
+  void pool_means(RowCache& cache, const PoolMeansArgs& args) override { inner_->pool_means(cache, args); }
+  void select_windows(const RowCache& cache, const SelectWindowsArgs& args) override {
+    inner_->select_windows(cache, args);
+  }
+  void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& args, Tensor selected,
+                        int64_t tokens) override {
+    inner_->sparse_attention(cache, layer, args, selected, tokens);
+  }
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override {
     return inner_->top_candidates(logits, first_id, n);
   }

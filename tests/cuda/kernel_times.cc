@@ -475,6 +475,112 @@ void time_sum_norm(Times* times) {
   }
 }
 
+// A recurrent layer's launches in their order: each row is the layer up to and including one more of them, so that the
+// difference to the row before is what that launch costs where it stands.
+void time_layer(Times* times) {
+  if (!times->wanted("layer")) return;
+  constexpr int64_t kHidden = 5120, kIntermediate = 17408, kSlices = 8;
+  DeltaNetShape shape;
+  shape.k_heads = 16;
+  shape.v_heads = 48;
+  shape.dk = shape.dv = 128;
+  for (int32_t v = 0; v < 48; ++v) shape.k_head_of.push_back(v / 3);
+  const int64_t channels = shape.channels(), values = shape.v_heads * shape.dv;
+  const int64_t width = channels + values + 2 * shape.v_heads;
+  struct Weights {
+    std::unique_ptr<CudaWeight> in, gate_up;
+    std::vector<std::unique_ptr<CudaWeight>> out, down;
+  };
+  constexpr int kLayers = 3;  // 215 MB each
+  std::vector<Weights> layers(kLayers);
+  {
+    const Matrix in(width, kHidden, true), half(kIntermediate, kHidden, true);
+    const Matrix out(kHidden, values / kSlices, true), down(kHidden, kIntermediate / kSlices, true);
+    for (Weights& layer : layers) {
+      layer.in = pack({&in.source, 1}, CudaPairing::kNone);
+      const std::vector<MatrixSource> both(2, half.source);
+      layer.gate_up = pack(both, CudaPairing::kGateUp);
+      for (int64_t s = 0; s < kSlices; ++s) {
+        layer.out.push_back(pack({&out.source, 1}, CudaPairing::kNone));
+        layer.down.push_back(pack({&down.source, 1}, CudaPairing::kNone));
+      }
+    }
+  }
+  std::vector<std::unique_ptr<CudaRecurrentState>> states;
+  std::vector<float*> pointers;
+  for (int i = 0; i < kLaunches; ++i) {
+    states.push_back(CudaRecurrentState::create(shape, times->stream()));
+    must_not_have_failed();
+    pointers.push_back(states.back()->data());
+  }
+  const Floats conv(channels * shape.conv_kernel, 0.5f), a_log(shape.v_heads, 0.5f), dt_bias(shape.v_heads, 0.5f);
+  const Floats norm(shape.dv), hidden_norm(kHidden);
+  const Buffer<int32_t> k_head_of(shape.k_head_of);
+  for (int64_t rows : {1, 16}) {
+    const Pass pass(rows, 4096, 1, 0, pointers);
+    const Floats in(rows * width), residual(rows * kHidden), parts(kSlices * rows * kHidden, 1e-3f);
+    const Halves x(rows * kHidden), mixed(rows * values), activated(rows * kIntermediate);
+    const Buffer<float> workspace(cuda_delta_net_workspace(pass.rows, shape));
+    CudaDeltaNetArgs args;
+    args.shape = &shape;
+    args.qkv = {in.data(), rows, channels, width};
+    args.z = {in.data() + channels, rows, values, width};
+    args.b = {in.data() + channels + values, rows, shape.v_heads, width};
+    args.a = {in.data() + channels + values + shape.v_heads, rows, shape.v_heads, width};
+    args.conv = conv.data();
+    args.a_log = a_log.data();
+    args.dt_bias = dt_bias.data();
+    args.norm = norm.data();
+    args.k_head_of = k_head_of.data();
+    args.out = {mixed.values(), rows, values, values};
+    args.workspace = workspace.data();
+    CudaTreeSum sum;
+    sum.part_count = kSlices;
+    sum.part_stride = kHidden;
+    for (int64_t p = 0; p < kSlices; ++p) sum.parts[p] = parts.data() + p * rows * kHidden;
+    for (const AddStep& step : fold_plan(8, {0, 8})) sum.steps[sum.step_count++] = step;
+    const auto sliced = [&](const std::vector<std::unique_ptr<CudaWeight>>& weights, const Halves& input,
+                            int64_t cols) {
+      std::vector<CudaMatmulJob> jobs;
+      for (int64_t s = 0; s < kSlices; ++s) {
+        jobs.push_back({weights[static_cast<size_t>(s)].get(),
+                        {input.values() + s * cols, rows, cols, cols * kSlices},
+                        {parts.data() + s * rows * kHidden, rows, kHidden, kHidden}});
+      }
+      cuda_matmul(times->stream(), jobs);
+    };
+    const auto sum_norm = [&] {
+      cuda_sum_norm(times->stream(), sum, {residual.data(), rows, kHidden, kHidden}, hidden_norm.data(), 1e-6f, {},
+                    {x.values(), rows, kHidden, kHidden});
+    };
+    const char* const names[] = {"sum_norm", "in", "delta net", "out", "sum_norm", "gate_up", "down"};
+    for (int last = 0; last < 7; ++last) {
+      times->row(std::string("layer up to ") + names[last], rows, 0, 0, [&](int i) {
+        const Weights& layer = layers[static_cast<size_t>(i % kLayers)];
+        for (int step = 0; step <= last; ++step) {
+          if (step == 0 || step == 4) sum_norm();
+          if (step == 1) {
+            const CudaMatmulJob job{layer.in.get(),
+                                    {x.values(), rows, kHidden, kHidden},
+                                    {const_cast<float*>(in.data()), rows, width, width}};
+            cuda_matmul(times->stream(), {&job, 1});
+          }
+          if (step == 2) {
+            args.layer = i;
+            cuda_delta_net(times->stream(), pass.rows, args);
+          }
+          if (step == 3) sliced(layer.out, mixed, values / kSlices);
+          if (step == 5) {
+            cuda_matmul_silu_mul(times->stream(), *layer.gate_up, {x.values(), rows, kHidden, kHidden},
+                                 {activated.values(), rows, kIntermediate, kIntermediate});
+          }
+          if (step == 6) sliced(layer.down, activated, kIntermediate / kSlices);
+        }
+      });
+    }
+  }
+}
+
 void time_candidates(Times* times) {
   constexpr int64_t kColumns = 248320;
   if (!times->wanted("candidates")) return;
@@ -516,6 +622,7 @@ void time_all(Times* times) {
   time_attention(times, 32768, CudaKvFormat::kFp8, {1, 8, 16});
   time_attention(times, 262144, CudaKvFormat::kBf16, {1, 8, 16});
   time_delta_net(times);
+  time_layer(times);
   time_candidates(times);
 }
 

@@ -107,8 +107,14 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) 
     drafted += outcome.drafted;
     accepted += outcome.accepted;
   }
-  std::set<std::string> wanted = {"off",  "copy",   "mixed", "adversary", "width 1", "mates",  "alone",
-                                  "cold", "prefix", "reply", "evicted",   "greedy",  "sampled"};
+  for (const ScheduleOutcome& outcome : report.schedules) {
+    seen.insert("schedule " + schedule_name(outcome.schedule));
+  }
+  std::set<std::string> wanted = {"off",  "copy", "mixed",  "adversary", "width 1", "mates",  "alone",
+                                  "cold", "disk", "prefix", "reply",     "evicted", "greedy", "sampled"};
+  for (const char* schedule : {"alone", "mixed", "preempted", "background"}) {
+    wanted.insert(fmt::format("schedule {}", schedule));
+  }
   if (has_mtp) wanted.insert("mtp");
   wanted.insert(axes.transports.begin(), axes.transports.end());
   for (const int world : axes.worlds) wanted.insert(fmt::format("world {}", world));
@@ -150,14 +156,14 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
                            report->sampled_hash);
   check_coverage(*report, options.axes,
                  name == "qwen3_5" || name == "qwen3_5_moe" || name == "sprout" || name == "nemotron_h" ||
-                     name == "glm5_next_mtp");
+                     name == "qwen4_exp" || name == "glm5_next_mtp");
   check_golden(name, *report);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Differential,
                          ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe",
-                                           "qwen3_next", "qwen3_5_moe", "nemotron_h", "glm5_next", "glm5_next_mtp",
-                                           "deepseek_v4", "deepseek_v4_released", "sprout"),
+                                           "qwen3_next", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next",
+                                           "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
 // Cells that a broken kernel must show up in, for a quick negative control.
@@ -174,7 +180,7 @@ TesterOptions with_negative_control(const std::string& name) {
 // Protects: the tester's own worth. An op whose order reads the row count is caught, and its place is named: the first
 // position, layer and op that differ.
 TEST(DifferentialNegativeControl, IsCaughtAndNamed) {
-  for (const char* name : {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h"}) {
+  for (const char* name : {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h", "qwen4_exp"}) {
     SCOPED_TRACE(name);
     TesterOptions options = with_negative_control(name);
     options.stop_after = 1;

@@ -141,8 +141,8 @@ def sequence(slot, fresh, mtp, position, accepted, certain, mtp_steps, tokens, p
 def orders() -> bytes:
     """Two drops, a take, a copy, a save with a snapshot, and a load of each step."""
     save = struct.pack("<QQQQQQ", 5, 1, 2, 3, 4, 2048) + array("i", 1, 2, 3) + array("i", 9)
-    save += struct.pack("<IQ", 4, 2050) + array("i", 3, 8)
-    loads = [struct.pack("<BQQQ", step, 6, 5, 6) + array("i", *pages) + struct.pack("<I", snapshot)
+    save += struct.pack("<BIQ", 1, 4, 2050) + array("i", 3, 8)
+    loads = [struct.pack("<BQQQ", step, 6, 5, 6) + array("i", *pages) + struct.pack("<II", snapshot, 0)
              for step, pages, snapshot in ((1, [], 0xFFFFFFFF), (2, [5, 6], 9), (3, [], 0xFFFFFFFF))]
     lists = array("I", 3, 65535) + struct.pack("<III", 1, 1023, 4) + struct.pack("<Iii", 1, 7, 8)
     return lists + struct.pack("<I", 1) + save + struct.pack("<I", len(loads)) + b"".join(loads)
@@ -163,6 +163,17 @@ def report(error: str, rows: list) -> bytes:
 def row(slot: int, number: int, first: int, candidates: list, logits: list) -> bytes:
     listed = struct.pack("<I", len(candidates)) + b"".join(struct.pack("<fi", *c) for c in candidates)
     return struct.pack("<IIi", slot, number, first) + listed + array("f", *logits)
+
+
+def state_seeds(out: Corpora) -> None:
+    """Headers of states (docs/formats/state.md) without and with a snapshot, as the fuzz target seals them."""
+    def text(value: str) -> bytes:
+        return struct.pack("<I", len(value)) + value.encode()
+
+    for first, tokens, committed, kept, snapshot in ((0, range(100), 0, [], 0), (2048, range(7), 2050, [5, 6], 333)):
+        body = text("0.1.0") + text("00112233445566aa") + struct.pack("<IIQQQQQ", 1, 2, 3, 4, 5, 6, first)
+        body += array("i", *tokens) + struct.pack("<BQ", 1, committed) + array("i", *kept)
+        out.add("fuzz_state", b"\1" + body + struct.pack("<QQ", 192, snapshot))
 
 
 def wire_seeds(out: Corpora) -> None:
@@ -193,7 +204,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     out = Corpora(pathlib.Path(sys.argv[1]))
-    for seeds in (checkpoint_seeds, template_seeds, tokenizer_seeds, profile_seeds, body_seeds, wire_seeds, join_seeds):
+    for seeds in (checkpoint_seeds, template_seeds, tokenizer_seeds, profile_seeds, body_seeds, wire_seeds, state_seeds, join_seeds):
         seeds(out)
 
 

@@ -87,6 +87,7 @@ std::vector<NamedCheck> delta_net_checks();
 std::vector<NamedCheck> expert_checks();
 std::vector<NamedCheck> state_checks();
 std::vector<NamedCheck> mamba2_checks();
+std::vector<NamedCheck> stream_checks();
 std::vector<NamedCheck> latent_checks();
 std::vector<NamedCheck> golden_checks();
 
@@ -97,8 +98,11 @@ uint64_t experts_hash(Ops& ops);
 uint64_t ungated_experts_hash(Ops& ops);
 /// Of a Mamba2 layer (mamba2_checks.cc).
 uint64_t mamba2_hash(Ops& ops);
-/// Of operations on latents (latent_checks.cc).
+/// Of gated streams with the dilated convolution, and of attention over chosen keys (stream_checks.cc).
 uint64_t streams_hash(Ops& ops);
+uint64_t chosen_keys_hash(Ops& ops);
+/// Of operations on latents (latent_checks.cc).
+uint64_t hyper_streams_hash(Ops& ops);
 uint64_t latents_hash(Ops& ops);
 
 /// A batch of row groups for ops that look at nothing else.

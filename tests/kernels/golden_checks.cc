@@ -16,12 +16,16 @@ struct Golden {
 // If a change of arithmetic is intended, raise kNumericsVersion and take the new values from the failure messages.
 constexpr const char* kGoldenVersion = "tf-numerics-1";
 constexpr Golden kGolden[] = {
-    {"math64", 0x9cb95c61efb2706c},          {"matmul_f32", 0xb6af430bec15d66d},    {"matmul_bf16", 0xc09a42c59770452e},
-    {"matmul_f16", 0x1b4987e074f29312},      {"matmul_affine", 0xe7cf3feeafe75311}, {"rms_norm", 0x5b058a7fd4de02bd},
-    {"activations", 0x4c108c8f907d98c7},     {"rope", 0x048c39adfbb93754},          {"attention", 0xe5f812785bc5cdea},
-    {"delta_net", 0xa964fe3ad7c7967c},       {"router", 0x19baf2cf0fad413c},        {"experts", 0x7739a78cacfcfd89},
-    {"ungated_experts", 0xf3ccf67ab1acdb41}, {"mamba2", 0x44ae7d0384af85a5},        {"kimi_delta", 0xc1dabf0a9abc9b18},
-    {"streams", 0xa15abd5166b694b4},         {"latents", 0x53f0780f7a37a15c},
+    {"math64", 0x9cb95c61efb2706c},          {"matmul_f32", 0xb6af430bec15d66d},
+    {"matmul_bf16", 0xc09a42c59770452e},     {"matmul_f16", 0x1b4987e074f29312},
+    {"matmul_affine", 0xe7cf3feeafe75311},   {"rms_norm", 0x5b058a7fd4de02bd},
+    {"activations", 0x4c108c8f907d98c7},     {"rope", 0x048c39adfbb93754},
+    {"attention", 0xe5f812785bc5cdea},       {"delta_net", 0xa964fe3ad7c7967c},
+    {"router", 0x19baf2cf0fad413c},          {"experts", 0x7739a78cacfcfd89},
+    {"ungated_experts", 0xf3ccf67ab1acdb41}, {"mamba2", 0x44ae7d0384af85a5},
+    {"streams", 0x2c7f079a23658441},         {"chosen_keys", 0x5a5228cda206f057},
+    {"kimi_delta", 0xc1dabf0a9abc9b18},      {"hyper_streams", 0xa15abd5166b694b4},
+    {"latents", 0x53f0780f7a37a15c},
 };
 
 void compare(Checker& c, const std::string& variant, const std::string& name, uint64_t hash) {
@@ -159,12 +163,14 @@ void golden_ops(Checker& c) {
     compare(c, v.name, "attention", attention_hash(ops));
     compare(c, v.name, "delta_net", delta_net_hash(ops));
     compare(c, v.name, "kimi_delta", delta_net_hash(ops, true));
-    compare(c, v.name, "streams", streams_hash(ops));
+    compare(c, v.name, "hyper_streams", hyper_streams_hash(ops));
     compare(c, v.name, "latents", latents_hash(ops));
     compare(c, v.name, "router", router_hash(ops));
     compare(c, v.name, "experts", experts_hash(ops));
     compare(c, v.name, "ungated_experts", ungated_experts_hash(ops));
     compare(c, v.name, "mamba2", mamba2_hash(ops));
+    compare(c, v.name, "streams", streams_hash(ops));
+    compare(c, v.name, "chosen_keys", chosen_keys_hash(ops));
   }
 }
 

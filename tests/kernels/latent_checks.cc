@@ -73,7 +73,7 @@ struct StreamCase {
 };
 
 // Protects the streams' arithmetic against double precision, and its bits against threads, instruction sets and rows.
-void streams(Checker& c) {
+void hyper_streams(Checker& c) {
   constexpr int64_t kN = StreamCase::kCount, kWidth = StreamCase::kWidth, kMix = StreamCase::kMix;
   const StreamCase at(81);
   const int64_t per_row = kWidth + kN * (1 + kN) + kWidth + kN * kWidth + kWidth;
@@ -443,7 +443,7 @@ void latent_rowwise(Checker& c) {
 
 }  // namespace
 
-uint64_t streams_hash(Ops& ops) { return hash_bits(StreamCase(83).run(ops, 0, StreamCase::kRows)); }
+uint64_t hyper_streams_hash(Ops& ops) { return hash_bits(StreamCase(83).run(ops, 0, StreamCase::kRows)); }
 
 uint64_t latents_hash(Ops& ops) {
   const RowsCase at(93);
@@ -455,7 +455,7 @@ uint64_t latents_hash(Ops& ops) {
 }
 
 std::vector<NamedCheck> latent_checks() {
-  return {{"streams", streams}, {"latents", latents}, {"latent_rowwise", latent_rowwise}};
+  return {{"hyper_streams", hyper_streams}, {"latents", latents}, {"latent_rowwise", latent_rowwise}};
 }
 
 }  // namespace tensorfold

@@ -4,7 +4,7 @@
   are queued, while their prompt is read and in the middle of a reply; requests are over-long, malformed or cut
 - memory is flat: each rank's resident memory, from the end of the warm-up (a fifth of the time) to the end, within 1 %
 - no slot is stuck: nothing runs or waits when the load is over, and no connection is left
-- no hash is wrong: a share of the conversations, repeated one at a time without drafts, gives the same token_sha
+- no hash is wrong: a share of the conversations, repeated one at a time without drafts and cache, gives the same token_sha
 - both ranks end in order afterwards
 
 Standard library only. Exit code 0: all of it holds; 1: what does not; 77: no program.
@@ -115,7 +115,7 @@ def run(checks, args):
         command = [args.binary, "bench", "serve", "--url", f"http://127.0.0.1:{cluster.http_port}", "--mix", "mixed",
                    "--concurrency", str(args.users), "--duration", str(args.seconds), "--disconnect", "0.15",
                    "--malformed", "0.1", "--prompt-tokens", "3000", "--prefix-tokens", "1000", "--reply-tokens", "96",
-                   "--seed", str(args.seed), "--check", "--check-share", str(args.check_share), "--json", out]
+                   "--background", "0.2", "--seed", str(args.seed), "--check", "--check-share", str(args.check_share), "--json", out]
         load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         memory = Memory(cluster)
         said = threading.Event()

@@ -243,9 +243,11 @@ TEST(WirePlan, RefusesOrdersThatMakeNoSense) {
       {"save of a later snapshot", save([](SaveOrder& s) { s.committed = 3; }), "snapshot 5 at 3"},
       {"save at nothing", save([](SaveOrder& s) { s.snapshot = kNoSnapshot; }), "at 2 in state order 3"},
       {"save of a token", save([](SaveOrder& s) { s.tokens[1] = -2; }), "token -2"},
-      {"fetch into pages", load({LoadStep::kFetch, 4, {}, {1}, kNoSnapshot}), "order 4 has pages before"},
-      {"place into a page", load({LoadStep::kPlace, 4, {}, {-1}, kNoSnapshot}), "page -1 in state order 4"},
-      {"place of a snapshot", load({LoadStep::kPlace, 4, {}, {}, kMaxSnapshots}), "snapshot 65536 in state order 4"},
+      {"fetch into pages", load({LoadStep::kFetch, 4, {}, {1}, kNoSnapshot, ""}), "order 4 has pages before"},
+      {"place into a page", load({LoadStep::kPlace, 4, {}, {-1}, kNoSnapshot, ""}), "page -1 in state order 4"},
+      {"place of a snapshot", load({LoadStep::kPlace, 4, {}, {}, kMaxSnapshots, ""}),
+       "snapshot 65536 in state order 4"},
+      {"pin of a long name", load({LoadStep::kPin, 4, {}, {}, kNoSnapshot, std::string(65, 'n')}), "name of 65 bytes"},
   };
   for (const Breach& breach : breaches) {
     SCOPED_TRACE(breach.name);

@@ -36,9 +36,9 @@ inline PassPlan sample_plan() {
                           .kept = {3, 8}};
   plan.orders.saves[1].tokens.assign(65, 7);
   plan.orders.saves[1].pages = {1, 2};
-  plan.orders.loads = {{LoadStep::kFetch, 6, {5, 6}, {}, kNoSnapshot},
-                       {LoadStep::kPlace, 7, {}, {5, 6}, 9},
-                       {LoadStep::kForget, 8, {}, {}, kNoSnapshot}};
+  plan.orders.loads = {{LoadStep::kFetch, 6, {5, 6}, {}, kNoSnapshot, ""},
+                       {LoadStep::kPlace, 7, {}, {5, 6}, 9, ""},
+                       {LoadStep::kPin, 8, {7, 8}, {}, kNoSnapshot, "manual"}};
   plan.release = {7, 1023};
   SequencePlan prompt;
   prompt.slot = 2;

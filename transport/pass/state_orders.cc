@@ -53,6 +53,7 @@ absl::Status validate_load(const LoadOrder& load) {
   if (load.snapshot != kNoSnapshot && load.snapshot >= kMaxSnapshots) {
     return bad(fmt::format("snapshot {} in state order {}", load.snapshot, load.ticket));
   }
+  if (load.name.size() > kMaxPinName) return bad(fmt::format("a name of {} bytes is pinned", load.name.size()));
   return absl::OkStatus();
 }
 
@@ -83,6 +84,9 @@ SaveOrder get_save(ByteReader& reader) {
   save.first_position = reader.get<uint64_t>();
   save.tokens = reader.get_array<int32_t>(kMaxSegmentTokens);
   save.pages = reader.get_array<int32_t>(kMaxSegmentPages);
+  const uint8_t mtp = reader.get<uint8_t>();
+  if (mtp > 1) reader.fail();
+  save.mtp = mtp == 1;
   save.snapshot = reader.get<uint32_t>();
   save.committed = reader.get<uint64_t>();
   save.kept = reader.get_array<int32_t>(kMaxWindow);
@@ -92,12 +96,13 @@ SaveOrder get_save(ByteReader& reader) {
 LoadOrder get_load(ByteReader& reader) {
   LoadOrder load;
   const uint8_t step = reader.get<uint8_t>();
-  if (step < 1 || step > 3) reader.fail();
+  if (step < 1 || step > 6) reader.fail();
   load.step = static_cast<LoadStep>(step);
   load.ticket = reader.get<uint64_t>();
   load.key = get_key(reader);
   load.pages = reader.get_array<int32_t>(kMaxSegmentPages);
   load.snapshot = reader.get<uint32_t>();
+  load.name = reader.get_string(2 * kMaxPinName);  // validate_orders() says what is too long
   return load;
 }
 
@@ -148,6 +153,7 @@ void put_orders(ByteWriter& writer, const StateOrders& orders) {
     writer.put(save.first_position);
     writer.put_array(std::span<const int32_t>(save.tokens));
     writer.put_array(std::span<const int32_t>(save.pages));
+    writer.put(static_cast<uint8_t>(save.mtp));
     writer.put(save.snapshot);
     writer.put(save.committed);
     writer.put_array(std::span<const int32_t>(save.kept));
@@ -159,6 +165,7 @@ void put_orders(ByteWriter& writer, const StateOrders& orders) {
     put_key(writer, load.key);
     writer.put_array(std::span<const int32_t>(load.pages));
     writer.put(load.snapshot);
+    writer.put_string(load.name);
   }
 }
 

@@ -33,6 +33,10 @@ std::string kind_of(std::string_view path, Skip skip) {
   if (path.starts_with("lm_head.") || path.starts_with("head.")) return "head";
   if (path.find("hc_") != std::string_view::npos) return "streams";
   if (path.find(".mixer.") != std::string_view::npos) return kind_of_mixer(path);
+  if (path.find("ngram_embedding.") != std::string_view::npos) return "n-gram tables";
+  if (path.find(".ple.") != std::string_view::npos) return "n-grams";
+  if (path.find("hyper_connection") != std::string_view::npos) return "streams";
+  if (path.find(".indexer.") != std::string_view::npos) return "indexer";
   const bool norm = path.ends_with("norm.weight") || path.ends_with("norm_f.weight");
   if (path.find(".linear_attn.") != std::string_view::npos) return "delta_net";
   if (norm) return "norms";
@@ -100,6 +104,10 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
 }
 
 }  // namespace
+
+bool held_whole(std::string_view kind) {
+  return kind == "embedding" || kind == "norms" || kind == "router" || kind == "streams" || kind == "indexer";
+}
 
 absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source) {
   absl::StatusOr<Layout> layout = Layout::detect(source);

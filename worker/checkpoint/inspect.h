@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -51,6 +52,9 @@ struct ModelFacts {
   std::string header_hash;
   std::vector<std::string> notes;  // Layout::notes()
 };
+
+/// Whether every rank holds the tensors of a kind of bytes_by_kind whole; the others are cut.
+bool held_whole(std::string_view kind);
 
 /// All but file_bytes and header_hash, which only files have.
 absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source);

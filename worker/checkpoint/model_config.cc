@@ -11,6 +11,7 @@
 #include "worker/checkpoint/json_fields.h"
 #include "worker/checkpoint/latent_config.h"
 #include "worker/checkpoint/nemotron_config.h"
+#include "worker/checkpoint/qwen4_config.h"
 #include "worker/checkpoint/rope_config.h"
 #include "worker/checkpoint/safetensors.h"
 
@@ -36,6 +37,8 @@ const std::vector<FamilyRow>& family_rows() {
       {"qwen3_5_moe", Family::kQwen3_5Moe, {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"}},
       {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
       {"nemotron_h", Family::kNemotronH, {"NemotronHForCausalLM"}},
+      {"qwen4_exp", Family::kQwen4Exp, {"Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM"}},
+      {"qwen4_exp_text", Family::kQwen4Exp, {"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"}},
       {"glm5_next", Family::kGlm5Next, {"Glm5NextForConditionalGeneration", "Glm5NextForCausalLM"}},
       {"glm5_next_text", Family::kGlm5Next, {"Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"}},
       {"deepseek_v4", Family::kDeepseekV4, {"DeepseekV4ForCausalLM"}}};
@@ -74,7 +77,7 @@ absl::StatusOr<const object*> find_text_config(const object& config, const Famil
   const object* text = fields.object("text_config");
   if (!fields.ok()) return fields.status();
   if (text == nullptr) return text;
-  constexpr std::array<std::string_view, 3> kComposite = {"qwen3_5", "qwen3_5_moe", "glm5_next"};
+  constexpr std::array<std::string_view, 4> kComposite = {"qwen3_5", "qwen3_5_moe", "qwen4_exp", "glm5_next"};
   if (std::find(kComposite.begin(), kComposite.end(), row.model_type) == kComposite.end()) {
     return absl::InvalidArgumentError(fmt::format("{}: model_type {} has a text_config; only {} are read with one",
                                                   label, row.model_type, fmt::join(kComposite, ", ")));
@@ -101,7 +104,10 @@ void refuse_features(FieldReader& fields, const ModelConfig& config) {
   if (is_hybrid(config.family)) {
     if (!fields.boolean("attn_output_gate", true)) fields.refuse("attn_output_gate", "true");
     const std::string gate = fields.string("output_gate_type", "silu");
-    if (gate != "silu" && gate != "swish") fields.refuse("output_gate_type", "silu");
+    const bool sigmoid = gate == "sigmoid" && config.family == Family::kQwen4Exp;
+    if (gate != "silu" && gate != "swish" && !sigmoid) {
+      fields.refuse("output_gate_type", config.family == Family::kQwen4Exp ? "silu, sigmoid" : "silu");
+    }
   }
   for (const std::string_view key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
     const bool routed = config.family == Family::kNemotronH || is_latent(config.family);
@@ -150,7 +156,10 @@ void parse_layers(FieldReader& fields, ModelConfig& config) {
   for (int64_t i = 0; i < count; ++i) {
     const std::string name = !types.empty() ? types[static_cast<size_t>(i)]
                                             : ((i + 1) % interval == 0 ? "full_attention" : "linear_attention");
-    if (name == "full_attention") {
+    // The names that released files and two generations of writers have for the same layers.
+    const bool sparse =
+        (name == "qwen_sparse_attention" || name == "indexed_attention") && config.family == Family::kQwen4Exp;
+    if (name == "full_attention" || sparse) {
       config.layers.push_back(LayerKind::kFullAttention);
     } else if (name == "linear_attention" && hybrid) {
       config.layers.push_back(LayerKind::kLinearAttention);
@@ -386,6 +395,8 @@ std::string_view family_name(Family family) {
       return "qwen3_5_moe";
     case Family::kNemotronH:
       return "nemotron_h";
+    case Family::kQwen4Exp:
+      return "qwen4_exp";
     case Family::kGlm5Next:
       return "glm5_next";
     case Family::kDeepseekV4:
@@ -395,14 +406,15 @@ std::string_view family_name(Family family) {
 }
 
 bool is_hybrid(Family family) {
-  return family == Family::kQwen3Next || family == Family::kQwen3_5 || family == Family::kQwen3_5Moe;
+  return family == Family::kQwen3Next || family == Family::kQwen3_5 || family == Family::kQwen3_5Moe ||
+         family == Family::kQwen4Exp;
 }
 
 bool is_latent(Family family) { return family == Family::kGlm5Next || family == Family::kDeepseekV4; }
 
 bool has_experts(Family family) {
   return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe ||
-         family == Family::kNemotronH || is_latent(family);
+         family == Family::kNemotronH || family == Family::kQwen4Exp || is_latent(family);
 }
 
 int64_t ModelConfig::count(LayerKind kind) const { return std::count(layers.begin(), layers.end(), kind); }
@@ -413,7 +425,7 @@ std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
   for (LayerKind kind : c.layers) kinds += letter_of(kind);
   const std::string quantization = canonical_text(c.quantization);
-  return experts_text(c) + mamba2_text(c) + yarn_text(c.rope) + latent_text(c) +
+  return experts_text(c) + mamba2_text(c) + qwen4_text(c) + yarn_text(c.rope) + latent_text(c) +
          fmt::format(
              "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
              "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
@@ -457,10 +469,13 @@ absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::stri
     parse_experts(fields, config);
     parse_linear(fields, config);
     config.rope = parse_rope(fields, config.family, config.head_dim, config.max_positions, label);
+    if (config.family == Family::kQwen4Exp) parse_qwen4_exp(fields, config);
   }
-  // qwen3_next's files ship the layer without counting it: the weights decide.
+  // qwen3_next's and qwen4_exp's files ship the layer without counting it: the weights decide.
   if (is_hybrid(config.family)) {
-    config.mtp_layers = fields.integer("mtp_num_hidden_layers", 0, 1, config.family == Family::kQwen3Next ? 1 : 0);
+    config.mtp_layers =
+        fields.integer("mtp_num_hidden_layers", 0, 1,
+                       config.family == Family::kQwen3Next || config.family == Family::kQwen4Exp ? 1 : 0);
   }
   parse_ties(fields, *top, *text, config);
   config.dtype = fields.string(fields.has("dtype") ? "dtype" : "torch_dtype", "");

@@ -20,11 +20,12 @@ enum class Family : uint8_t {
   kQwen3_5,
   kQwen3_5Moe,
   kNemotronH,
+  kQwen4Exp,
   kGlm5Next,
   kDeepseekV4
 };
 std::string_view family_name(Family family);
-/// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe.
+/// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe, qwen4_exp.
 bool is_hybrid(Family family);
 /// Attention over latents and residuals of several streams: glm5_next, deepseek_v4.
 bool is_latent(Family family);
@@ -74,8 +75,39 @@ struct LinearAttentionConfig {
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   int64_t conv_kernel = 0;
-  bool fused = false;        // in_proj_qkvz and in_proj_ba, interleaved by key head (qwen3_next)
-  double decay_floor = 0.0;  // below 0: a decay for each key channel, its logarithm at least this (glm5_next)
+  bool fused = false;         // in_proj_qkvz and in_proj_ba, interleaved by key head (qwen3_next)
+  bool sigmoid_gate = false;  // the output's gate is a sigmoid, not silu
+  double decay_floor = 0.0;   // below 0: a decay for each key channel, its logarithm at least this (glm5_next)
+};
+
+/// Attention over chosen keys: windows of `tokens` tokens, whose mean index keys are scored; all 0 where every key is
+/// attended to.
+struct IndexerConfig {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t tokens = 0;  // of a window; divides a page
+  int64_t budget = 0;  // most tokens of whole windows, a multiple of `tokens`
+};
+
+/// A residual of several streams, mixed into each block's input by gates of low rank; all 0 with a plain residual.
+struct GatedStreamsConfig {
+  int64_t count = 0;
+  int64_t rank = 0;
+};
+
+/// Hashed n-grams: tables of embeddings that some layers add to the residual.
+struct NgramConfig {
+  std::vector<int64_t> layers;  // indices, ascending; empty: none
+  int64_t embed_dim = 0;        // of all heads together
+  int64_t size = 0;             // longest n-gram, from 2
+  int64_t heads_per_size = 0;
+  int64_t table_base = 0;     // table sizes are the primes from here on
+  int64_t table_divisor = 1;  // all tables together are padded to a multiple
+  int64_t shards = 0;         // tensors that the tables are stored in
+  int64_t seed = 0;
+  int64_t conv_kernel = 0;
+  int64_t end_token = 0;  // stands for what was before the start of a text
+  int64_t heads() const { return (size - 1) * heads_per_size; }
 };
 
 /// Mamba2 layers.
@@ -151,7 +183,10 @@ struct ModelConfig {
   ExpertsConfig experts;
   LinearAttentionConfig linear;  // all 0 without linear layers
   Mamba2Config mamba2;           // all 0 without Mamba2 layers
-  LatentConfig latent;           // all 0 in families of plain attention; head_dim is then that of the values
+  IndexerConfig indexer;
+  GatedStreamsConfig gated_streams;
+  NgramConfig ngrams;
+  LatentConfig latent;  // all 0 in families of plain attention; head_dim is then that of the values
   StreamsConfig streams;
   double swiglu_limit = 0.0;        // over 0: gates and ups of MLPs and experts are clamped
   bool attn_output_gate = false;    // q_proj holds a gate beside each head's query

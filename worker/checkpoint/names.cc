@@ -26,13 +26,16 @@ bool starts_with_any(std::string_view text, std::span<const std::string_view> pr
 }
 
 // Norms of the MTP layer that follow the family's convention.
-constexpr std::array<std::string_view, 7> kMtpNorms = {"mtp.norm.weight",
-                                                       "mtp.pre_fc_norm_embedding.weight",
-                                                       "mtp.pre_fc_norm_hidden.weight",
-                                                       "mtp.layers.0.input_layernorm.weight",
-                                                       "mtp.layers.0.post_attention_layernorm.weight",
-                                                       "mtp.layers.0.self_attn.q_norm.weight",
-                                                       "mtp.layers.0.self_attn.k_norm.weight"};
+constexpr std::array<std::string_view, 10> kMtpNorms = {"mtp.norm.weight",
+                                                        "mtp.hyper_connection_mixer.hc_norm.weight",
+                                                        "mtp.layers.0.attn_hyper_connection.hc_norm.weight",
+                                                        "mtp.layers.0.mlp_hyper_connection.hc_norm.weight",
+                                                        "mtp.pre_fc_norm_embedding.weight",
+                                                        "mtp.pre_fc_norm_hidden.weight",
+                                                        "mtp.layers.0.input_layernorm.weight",
+                                                        "mtp.layers.0.post_attention_layernorm.weight",
+                                                        "mtp.layers.0.self_attn.q_norm.weight",
+                                                        "mtp.layers.0.self_attn.k_norm.weight"};
 
 // deepseek_v4's names of what other families call gate_proj and so on.
 std::string shortened(std::string_view path) {
@@ -101,6 +104,7 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
     final_norm_ = "norm_f";
     mtp_first_ = "mtp.layers.0.eh_proj.weight";
   }
+  if (source.config().family == Family::kQwen4Exp) mtp_first_ = "mtp.fc_embedding.weight";
   short_names_ = source.config().family == Family::kDeepseekV4;
   const auto has_embedding = [&](std::string_view prefix) {
     return source.find(fmt::format("{}{}.weight", prefix, embedding_)) != nullptr;

@@ -213,6 +213,15 @@ absl::StatusOr<std::vector<float>> WeightReader::vector(std::string_view tensor,
   return values(layout_.full_name(tensor), size);
 }
 
+absl::StatusOr<std::vector<int64_t>> WeightReader::integers(std::string_view tensor, int64_t size) {
+  const std::string name = layout_.full_name(tensor);
+  if (source_.find(name) == nullptr) return std::vector<int64_t>{};
+  absl::StatusOr<const TensorInfo*> found = take(name);
+  if (!found.ok()) return found.status();
+  if ((*found)->shape.size() != 1 || (*found)->shape[0] != size) return wrong_shape(**found, fmt::format("[{}]", size));
+  return read_integers(**found);
+}
+
 absl::StatusOr<std::vector<float>> WeightReader::norm(std::string_view module, int64_t size) {
   absl::StatusOr<std::vector<float>> gamma = values(layout_.full_name(module) + ".weight", size);
   if (gamma.ok() && layout_.zero_centred(module)) {

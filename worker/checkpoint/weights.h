@@ -56,6 +56,9 @@ class WeightReader {
   /// A tensor of `size` values, by its path without prefixes: "layers.0.linear_attn.A_log", fp32, as stored.
   absl::StatusOr<std::vector<float>> vector(std::string_view tensor, int64_t size);
 
+  /// A tensor of `size` whole numbers, by its path without prefixes, or none if it is not there.
+  absl::StatusOr<std::vector<int64_t>> integers(std::string_view tensor, int64_t size);
+
   /// gamma [size] of a norm module: "layers.0.input_layernorm", "mtp.norm", "layers.0.linear_attn.norm". Adds the 1
   /// where the checkpoint stores gamma - 1, in fp32.
   absl::StatusOr<std::vector<float>> norm(std::string_view module, int64_t size);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "absl/status/statusor.h"
+#include "worker/model/indexer.h"
 
 namespace tensorfold {
 namespace {
@@ -82,6 +83,15 @@ WeightCost SlicedProjection::cost() const {
 
 // --- AttentionBlock -----------------------------------------------------------------------------------------------
 
+AttentionBlock::AttentionBlock() = default;
+AttentionBlock::~AttentionBlock() = default;
+
+WeightCost AttentionBlock::cost() const {
+  WeightCost cost = cost_of(*qkv_) += out_.cost();
+  if (indexer_ != nullptr) cost += indexer_->cost();
+  return cost;
+}
+
 KvShare kv_share(const AttentionSpec& spec, const Cut& cut) {
   const int64_t group = spec.heads / spec.kv_heads;
   const int64_t first = cut.first_unit() / group;
@@ -134,6 +144,12 @@ absl::StatusOr<std::unique_ptr<AttentionBlock>> AttentionBlock::load(LoadContext
     block->q_norm_ = *std::move(q_norm);
     block->k_norm_ = *std::move(k_norm);
   }
+  if (spec.index_rows >= 0) {
+    absl::StatusOr<std::unique_ptr<IndexerBlock>> indexer =
+        IndexerBlock::load(load, prefix + ".indexer", spec.index_rows);
+    if (!indexer.ok()) return indexer.status();
+    block->indexer_ = *std::move(indexer);
+  }
   absl::StatusOr<SlicedProjection> out = SlicedProjection::load(load, prefix + ".o_proj", hidden, cut, dim);
   if (!out.ok()) return out.status();
   block->out_ = *std::move(out);
@@ -171,7 +187,10 @@ AttentionBlock::Projected AttentionBlock::project(PassContext& pass, const RopeT
   return out;
 }
 
-void AttentionBlock::write_keys(PassContext& pass, const RopeTable& rope, Tensor x) const { project(pass, rope, x); }
+void AttentionBlock::write_keys(PassContext& pass, const RopeTable& rope, Tensor x) const {
+  project(pass, rope, x);
+  if (indexer_ != nullptr) indexer_->write_keys(pass, x);
+}
 
 absl::Status AttentionBlock::add_to(PassContext& pass, int layer, const RopeTable& rope, Tensor x,
                                     Tensor residual) const {
@@ -187,7 +206,12 @@ absl::Status AttentionBlock::add_to(PassContext& pass, int layer, const RopeTabl
   args.kv_head_of = kv_head_of_;
   args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec_.head_dim)));
   args.rows = pass.rows;
-  pass.ops->attention(*pass.kv, kv_layer_, args);
+  if (indexer_ != nullptr) {
+    const Tensor selected = indexer_->select(pass, layer, rope, x);
+    pass.ops->sparse_attention(*pass.kv, kv_layer_, args, selected, indexer_->window_tokens());
+  } else {
+    pass.ops->attention(*pass.kv, kv_layer_, args);
+  }
   pass.record(layer, "attention.heads", mixed, first_head_, local_heads_);
   return out_.add_to(pass, layer, "attention.o_proj", mixed, residual);
 }
@@ -355,6 +379,7 @@ absl::StatusOr<std::unique_ptr<DeltaNetBlock>> DeltaNetBlock::load(LoadContext& 
   block->shape_ = shape;
   block->first_v_head_ = first_v;
   block->recurrent_layer_ = recurrent_layer;
+  block->sigmoid_gate_ = spec.sigmoid_gate;
   block->eps_ = static_cast<float>(load.config.rms_norm_eps);
   block->a_log_ = *std::move(a_log);
   block->dt_bias_ = *std::move(dt_bias);
@@ -379,6 +404,7 @@ absl::Status DeltaNetBlock::add_to(PassContext& pass, int layer, Tensor x, Tenso
   args.dt_bias = dt_bias_.get();
   args.norm = norm_.get();
   args.eps = eps_;
+  args.sigmoid_gate = sigmoid_gate_;
   args.out = pass.ops->scratch_input(x.rows, v_cols);
   args.rows = pass.rows;
   args.layer = recurrent_layer_;

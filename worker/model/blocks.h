@@ -64,11 +64,17 @@ struct AttentionSpec {
   bool qk_norm = false;  // RMS norm of each query and key head
   bool gated = false;    // q_proj carries a gate per head: out * sigmoid(gate)
   Slices slices;         // of heads
+  /// Layer of the row cache that this layer's index keys go to, their means to the next; -1: every key is attended to.
+  int64_t index_rows = -1;
 };
+
+class IndexerBlock;
 
 /// Causal attention with rotary positions, grouped key/value heads.
 class AttentionBlock {
  public:
+  AttentionBlock();
+  ~AttentionBlock();
   /// `prefix` like "layers.3.self_attn"; keys and values go to `kv_layer` of the cache.
   static absl::StatusOr<std::unique_ptr<AttentionBlock>> load(LoadContext& load, const std::string& prefix,
                                                               const AttentionSpec& spec, int64_t kv_layer);
@@ -76,7 +82,7 @@ class AttentionBlock {
   absl::Status add_to(PassContext& pass, int layer, const RopeTable& rope, Tensor x, Tensor residual) const;
   /// Only writes keys and values.
   void write_keys(PassContext& pass, const RopeTable& rope, Tensor x) const;
-  WeightCost cost() const { return cost_of(*qkv_) += out_.cost(); }
+  WeightCost cost() const;
 
  private:
   struct Projected {
@@ -94,6 +100,7 @@ class AttentionBlock {
   std::unique_ptr<Weight> qkv_;  // q heads | gates | k heads | v heads
   std::unique_ptr<Vector> q_norm_;
   std::unique_ptr<Vector> k_norm_;
+  std::unique_ptr<IndexerBlock> indexer_;  // null: every key is attended to
   SlicedProjection out_;
 };
 
@@ -126,7 +133,8 @@ struct DeltaNetSpec {
   int64_t dv = 0;
   int64_t conv_kernel = 4;
   bool fused = false;  // in_proj_qkvz and in_proj_ba, each key head's rows together
-  Slices slices;       // of v heads
+  bool sigmoid_gate = false;
+  Slices slices;  // of v heads
 };
 
 /// This rank's part of a delta net.
@@ -144,6 +152,7 @@ class DeltaNetBlock {
   DeltaNetShape shape_;
   int64_t first_v_head_ = 0;
   int64_t recurrent_layer_ = 0;
+  bool sigmoid_gate_ = false;
   float eps_ = 0;
   std::unique_ptr<Weight> in_;  // q | k | v | z | b | a
   std::unique_ptr<Vector> conv_;

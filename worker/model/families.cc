@@ -7,9 +7,9 @@
 namespace tensorfold {
 namespace {
 
-const FamilyEntry* const kFamilies[] = {&kLlamaEntry,     &kQwen3Entry,    &kQwen3MoeEntry,
-                                        &kQwen3NextEntry, &kQwen35Entry,   &kQwen35MoeEntry,
-                                        &kNemotronHEntry, &kGlm5NextEntry, &kDeepseekV4Entry};
+const FamilyEntry* const kFamilies[] = {&kLlamaEntry,    &kQwen3Entry,     &kQwen3MoeEntry,  &kQwen3NextEntry,
+                                        &kQwen35Entry,   &kQwen35MoeEntry, &kNemotronHEntry, &kQwen4ExpEntry,
+                                        &kGlm5NextEntry, &kDeepseekV4Entry};
 
 const FamilyEntry* find_family(Family family) {
   for (const FamilyEntry* entry : kFamilies) {
@@ -53,6 +53,7 @@ namespace {
 
 const char* state_name(const StateShape& state) {
   if (std::holds_alternative<Mamba2Shape>(state)) return "Mamba2";
+  if (std::holds_alternative<ShortConvShape>(state)) return "n-gram";
   return "gated delta net";
 }
 
@@ -72,6 +73,12 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
     return absl::UnimplementedError(
         fmt::format("model_type {} has attention over latents and a residual of several streams, which backend {} does "
                     "not compute: run it with backend cpu",
+                    config.model_type, ops.fingerprint_name()));
+  }
+  if (config.gated_streams.count > 0 && !ops.supports_gated_streams()) {
+    return absl::UnimplementedError(
+        fmt::format("model_type {} has a residual of gated streams and attention over chosen keys, which backend {} "
+                    "does not compute: run it with backend cpu",
                     config.model_type, ops.fingerprint_name()));
   }
   absl::StatusOr<ModelShape> shape = family->shape(config, shard);

@@ -20,6 +20,7 @@ extern const FamilyEntry kQwen3NextEntry;   // qwen3_next.cc
 extern const FamilyEntry kQwen35Entry;      // qwen3_5.cc
 extern const FamilyEntry kQwen35MoeEntry;   // qwen3_5_moe.cc
 extern const FamilyEntry kNemotronHEntry;   // nemotron_h.cc
+extern const FamilyEntry kQwen4ExpEntry;    // qwen4_exp.cc
 extern const FamilyEntry kGlm5NextEntry;    // glm5_next.cc
 extern const FamilyEntry kDeepseekV4Entry;  // deepseek_v4.cc
 

@@ -37,6 +37,7 @@ struct SlicePlan {
 /// What a rank of a world must hold; known from the config alone.
 struct ModelShape {
   int64_t hidden = 0;
+  int64_t row_width = 0;  // of the rows that forward() hands out; 0: hidden. Wider where the MTP layer reads more.
   int64_t vocab = 0;
   int64_t layers = 0;
   int64_t context_length = 0;
@@ -50,6 +51,8 @@ struct ModelShape {
   int64_t local_vocab = 0;
   std::vector<RowCacheLayer> row_layers;  // per-token rows beside keys and values, the MTP layer's included
   std::vector<StateShape> recurrent;      // one per recurrent layer
+
+  int64_t row_values() const { return row_width > 0 ? row_width : hidden; }
 
   /// Bytes of one page of the row layers.
   int64_t row_page_bytes() const {
@@ -82,13 +85,15 @@ class Model {
   /// Values in them: a row of a pass costs one multiply-add for each.
   virtual int64_t weight_values() const = 0;
 
-  /// Runs all rows; `*hidden` [rows, hidden] is the state after the final norm, in the pass arena.
+  /// Runs all rows; `*hidden` [rows, row_values()] is the state after the final norm, in the pass arena (its last
+  /// `hidden` columns where it is wider).
   virtual absl::Status forward(PassContext& pass, Tensor* hidden) = 0;
   /// logits [rows, local_vocab] of final-normed rows.
   virtual void logits(PassContext& pass, Tensor hidden, Tensor logits) = 0;
   /// One MTP layer over pairs (final-normed hidden of position p, token at p + 1), pair index p in pass.rows.
-  /// `*out` [rows, hidden] is its normed output, which both feeds the head and the next draft step. With keys_only the
-  /// pairs only leave their keys and values, and `*out` is not set. Unimplemented if the family has no MTP layer.
+  /// `*out` [rows, row_values()] is its normed output, which both feeds the head and the next draft step. With
+  /// keys_only the pairs only leave their keys and values, and `*out` is not set. Unimplemented if the family has no
+  /// MTP layer.
   virtual absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) = 0;
 };
 

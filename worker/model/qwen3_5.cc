@@ -8,9 +8,7 @@
 #include "worker/model/decoder.h"
 
 namespace tensorfold {
-namespace {
-
-DeltaNetSpec delta_net_spec(const ModelConfig& config) {
+DeltaNetSpec qwen3_5_delta_net(const ModelConfig& config) {
   const LinearAttentionConfig& linear = config.linear;
   DeltaNetSpec spec = {.k_heads = linear.key_heads,
                        .v_heads = linear.value_heads,
@@ -18,14 +16,13 @@ DeltaNetSpec delta_net_spec(const ModelConfig& config) {
                        .dv = linear.value_dim,
                        .conv_kernel = linear.conv_kernel,
                        .fused = linear.fused,
+                       .sigmoid_gate = linear.sigmoid_gate,
                        .slices = {}};
   if (linear.value_heads > 0) {
     spec.slices = cut_dimension(linear.value_heads, linear.value_dim, column_unit(config, "linear_attn.out_proj"));
   }
   return spec;
 }
-
-}  // namespace
 
 absl::StatusOr<ModelShape> qwen3_5_shape(const ModelConfig& config, ShardSpec shard) {
   absl::StatusOr<ModelShape> shape = decoder_shape(config, shard);
@@ -34,7 +31,7 @@ absl::StatusOr<ModelShape> qwen3_5_shape(const ModelConfig& config, ShardSpec sh
   shape->has_mtp = config.mtp_layers > 0;
   shape->kv_layers = config.count(LayerKind::kFullAttention) + (shape->has_mtp ? 1 : 0);
   if (linear_layers == 0) return shape;
-  const DeltaNetSpec spec = delta_net_spec(config);
+  const DeltaNetSpec spec = qwen3_5_delta_net(config);
   if (absl::Status s = add_dimension(*shape, "linear attention heads", spec.slices, shard); !s.ok()) return s;
   shape->recurrent.assign(static_cast<size_t>(linear_layers), local_delta_net(spec, make_cut(spec.slices, shard)));
   return shape;
@@ -67,7 +64,7 @@ absl::StatusOr<std::unique_ptr<Model>> Qwen35::load(LoadContext& load, const Mod
                     .qk_norm = load.config.qk_norm,
                     .gated = load.config.attn_output_gate,
                     .slices = head_slices(load.config)};
-  spec.delta_net = delta_net_spec(load.config);
+  spec.delta_net = qwen3_5_delta_net(load.config);
   std::unique_ptr<Qwen35> model(new Qwen35(load.config, shape));
   if (absl::Status status = load_parts(*model, load, spec); !status.ok()) return status;
   if (shape.has_mtp) {

@@ -9,4 +9,6 @@ namespace tensorfold {
 absl::StatusOr<ModelShape> qwen3_5_shape(const ModelConfig& config, ShardSpec shard);
 absl::StatusOr<std::unique_ptr<Model>> load_qwen3_5(LoadContext& load, const ModelShape& shape);
 
+DeltaNetSpec qwen3_5_delta_net(const ModelConfig& config);
+
 }  // namespace tensorfold

@@ -73,6 +73,18 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::start(ModelShards& s
     auto runner = PassRunner::create(*member.ops, shards.model(rank), options.runner);
     if (!runner.ok()) return runner.status();
     member.runner = *std::move(runner);
+    if (options.state_directory.empty()) continue;
+    StateStoreOptions states;
+    states.directory = options.state_directory;
+    states.owner = options.state_owner;
+    states.owner.rank = static_cast<uint32_t>(rank);
+    states.owner.world = static_cast<uint32_t>(world);
+    states.quota = options.state_quota;
+    states.page_bytes = static_cast<uint64_t>(member.runner->page_bytes());
+    absl::StatusOr<std::unique_ptr<StateStore>> store = StateStore::open(std::move(states));
+    if (!store.ok()) return store.status();
+    member.states = *std::move(store);
+    member.runner->keep_states(member.states.get());
   }
   if (world > 1) {
     auto communicators = connect(world, options);

@@ -21,6 +21,10 @@ struct LocalClusterOptions {
   UcxOptions ucx;
   BackendOptions backend;  // of each rank; threads 0 shares the cores between the ranks
   RunnerOptions runner;
+  /// States on disk: the folder of all ranks, and whose they are (rank and world are filled in); empty: none.
+  std::string state_directory;
+  StateOwner state_owner;
+  int64_t state_quota = int64_t{1} << 40;
   /// Wraps each rank's Ops; the negative control uses it. Null: none.
   std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)> decorate;
 };
@@ -43,6 +47,7 @@ class LocalCluster {
  private:
   struct Rank {
     std::unique_ptr<Ops> ops;
+    std::unique_ptr<StateStore> states;
     std::unique_ptr<PassRunner> runner;
     std::unique_ptr<Communicator> communicator;
     std::thread thread;  // ranks 1 and up

@@ -47,6 +47,9 @@ void PassRunner::use(Communicator* communicator) {
 
 void PassRunner::reset() {
   snapshots_->clear();
+  // Nobody waits for these any more.
+  events_.clear();
+  if (store_ != nullptr) store_->events(SIZE_MAX);
   // States are kept by the old table's slots only; persistent tensors belong to the Ops and are taken over by none.
   if (slots_ == nullptr) {
     slots_ = std::make_unique<SlotTable>(model_.shape(), ops_, options_.slots, options_.pages);
@@ -208,7 +211,7 @@ absl::Status PassRunner::draft(std::vector<Work>& work) {
     with_pairs.push_back(&item);
   }
   if (with_pairs.empty()) return absl::OkStatus();
-  const int64_t hidden_size = model_.shape().hidden;
+  const int64_t hidden_size = model_.shape().row_values();
   const Tensor hidden = ops_.scratch(static_cast<int64_t>(tokens.size()), hidden_size);
   std::vector<int32_t> index;
   for (size_t i = 0; i < with_pairs.size(); ++i) {
@@ -360,7 +363,7 @@ absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidde
   if (index.empty()) return absl::OkStatus();
   const ModelShape& shape = model_.shape();
   const int64_t count = static_cast<int64_t>(index.size());
-  const Tensor wanted = ops_.scratch(count, shape.hidden);
+  const Tensor wanted = ops_.scratch(count, shape.row_values());
   ops_.gather_rows(hidden, index, wanted);
   const Tensor logits = ops_.scratch(count, shape.local_vocab);
   PassContext pass = context();
@@ -411,7 +414,7 @@ absl::Status PassRunner::fill_mtp_keys(std::vector<Work>& work, Tensor hidden) {
     }
   }
   if (tokens.empty()) return absl::OkStatus();
-  const Tensor rows = ops_.scratch(static_cast<int64_t>(index.size()), model_.shape().hidden);
+  const Tensor rows = ops_.scratch(static_cast<int64_t>(index.size()), model_.shape().row_values());
   ops_.gather_rows(hidden, index, rows);
   const RowBatch batch = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = {}};
   Tensor out;

@@ -12,6 +12,7 @@
 #include "worker/runtime/world_sum.h"
 #include "worker/state/slots.h"
 #include "worker/state/snapshots.h"
+#include "worker/state/state_store.h"
 
 namespace tensorfold {
 
@@ -46,6 +47,11 @@ class PassRunner {
   /// Must have passed validate_plan. Errors leave the slots in an undefined state: reset() before going on.
   absl::StatusOr<LocalResult> run(const PassPlan& plan);
 
+  /// Where states are kept on disk; outlives the runner. Null: saves and fetches fail, each with its event.
+  void keep_states(StateStore* store) { store_ = store; }
+  /// Saves, fetches and placings that ended since the last call.
+  std::vector<StateEvent> take_events();
+
   /// Pretends that `tokens` tokens of `slot` have been computed, on pages 0 and up: what lies in them is whatever the
   /// cache holds. For measuring long contexts; the next plan goes on at that position.
   absl::Status assume_context(uint32_t slot, int64_t tokens);
@@ -71,7 +77,11 @@ class PassRunner {
   absl::StatusOr<LocalResult> run_begun(const PassPlan& plan);
   absl::Status prepare();
   absl::Status carry_out(const PassPlan& plan);
+  absl::Status check_pages(const std::vector<int32_t>& pages) const;
   void copy_page(PageCopy copy);
+  absl::Status save_state(const SaveOrder& save);
+  absl::Status carry_out_load(const LoadOrder& load);
+  absl::Status place_state(const LoadOrder& load);
   absl::Status compute(std::vector<Work>& work, LocalResult* result);
   absl::StatusOr<std::vector<int32_t>> best_tokens(Tensor hidden);
   absl::Status run_forward(const RowBatch& batch, Tensor* hidden);
@@ -92,6 +102,8 @@ class PassRunner {
   std::unique_ptr<RowCache> row_cache_;  // null where the model has no row layers
   std::unique_ptr<SlotTable> slots_;
   std::unique_ptr<SnapshotStore> snapshots_;
+  StateStore* store_ = nullptr;
+  std::vector<StateEvent> events_;
   bool prepared_ = false;
   Trace* trace_ = nullptr;
   bool keep_mtp_logits_ = false;

@@ -22,6 +22,7 @@ PassReport run_share(PassRunner& runner, const PassPlan& plan, int rank, std::ve
     return report;
   }
   report.rows = std::move(local->rows);
+  report.events = runner.take_events();
   if (drafts != nullptr) *drafts = std::move(local->drafts);
   return report;
 }

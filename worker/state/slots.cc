@@ -29,7 +29,8 @@ void SlotTable::start(Slot& slot) {
     for (const StateShape& shape : shape_.recurrent) slot.recurrent.push_back(ops_.make_recurrent_state(shape));
   }
   for (const std::unique_ptr<RecurrentState>& state : slot.recurrent) state->reset();
-  if (shape_.has_mtp && slot.kept_hidden.data == nullptr) slot.kept_hidden = ops_.persistent(kMaxWindow, shape_.hidden);
+  if (shape_.has_mtp && slot.kept_hidden.data == nullptr)
+    slot.kept_hidden = ops_.persistent(kMaxWindow, shape_.row_values());
 }
 
 // What a fresh slot has of the tokens before its first row.

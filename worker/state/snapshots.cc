@@ -20,7 +20,7 @@ void copy_rows(Ops& ops, Tensor from, Tensor to, int64_t rows) {
 }  // namespace
 
 int64_t snapshot_bytes(const ModelShape& shape) {
-  int64_t bytes = shape.has_mtp ? int64_t{kMaxWindow} * shape.hidden * static_cast<int64_t>(sizeof(float)) : 0;
+  int64_t bytes = shape.has_mtp ? int64_t{kMaxWindow} * shape.row_values() * static_cast<int64_t>(sizeof(float)) : 0;
   for (const StateShape& layer : shape.recurrent) bytes += state_bytes(layer);
   return bytes;
 }
@@ -41,7 +41,7 @@ absl::Status SnapshotStore::check(uint32_t id, bool must_hold) const {
 void SnapshotStore::make(Snapshot& snapshot) {
   if (snapshot.made) return;
   for (const StateShape& shape : shape_.recurrent) snapshot.recurrent.push_back(ops_.make_recurrent_state(shape));
-  if (shape_.has_mtp) snapshot.kept_hidden = ops_.persistent(kMaxWindow, shape_.hidden);
+  if (shape_.has_mtp) snapshot.kept_hidden = ops_.persistent(kMaxWindow, shape_.row_values());
   snapshot.made = true;
 }
 
@@ -95,7 +95,7 @@ absl::Status SnapshotStore::save(uint32_t id, std::vector<std::byte>* bytes) con
     writer.put(number);
   }
   writer.put_array(std::span<const int32_t>(snapshot.kept_tokens));
-  std::vector<float> hidden(static_cast<size_t>(snapshot.kept_rows * shape_.hidden));
+  std::vector<float> hidden(static_cast<size_t>(snapshot.kept_rows * shape_.row_values()));
   if (!hidden.empty()) ops_.download(snapshot.kept_hidden.row_range(0, snapshot.kept_rows), hidden);
   writer.put_array(std::span<const float>(hidden));
   writer.put(static_cast<uint32_t>(snapshot.recurrent.size()));
@@ -121,7 +121,7 @@ absl::Status SnapshotStore::load(uint32_t id, std::span<const std::byte> bytes) 
   }
   read.kept_tokens = reader.get_array<int32_t>(kMaxWindow);
   const int64_t most = shape_.has_mtp ? int64_t{kMaxWindow} : 0;
-  const std::vector<float> hidden = reader.get_array<float>(static_cast<size_t>(most * shape_.hidden));
+  const std::vector<float> hidden = reader.get_array<float>(static_cast<size_t>(most * shape_.row_values()));
   const uint32_t layers = reader.get<uint32_t>();
   std::vector<std::vector<std::byte>> states;
   bool fits = layers == snapshot.recurrent.size();
@@ -132,7 +132,7 @@ absl::Status SnapshotStore::load(uint32_t id, std::span<const std::byte> bytes) 
   }
   const bool rows_fit =
       read.kept_rows >= 0 && read.kept_rows <= most &&
-      static_cast<int64_t>(hidden.size()) == read.kept_rows * shape_.hidden &&
+      static_cast<int64_t>(hidden.size()) == read.kept_rows * shape_.row_values() &&
       (read.kept_rows == 0 || (read.kept_rows == read.tentative + 1 && read.kept_position == read.committed - 1));
   if (!fits || !rows_fit || !reader.ok() || reader.left() != 0 || read.committed <= 0 || read.tentative < 0 ||
       read.tentative >= int64_t{kMaxWindow} || static_cast<int64_t>(read.kept_tokens.size()) != read.tentative) {
@@ -158,7 +158,7 @@ int64_t SnapshotStore::bytes() const {
   for (const Snapshot& snapshot : snapshots_) {
     for (const std::unique_ptr<RecurrentState>& state : snapshot.recurrent) bytes += state->bytes();
     if (snapshot.kept_hidden.data != nullptr) {
-      bytes += int64_t{kMaxWindow} * shape_.hidden * static_cast<int64_t>(sizeof(float));
+      bytes += int64_t{kMaxWindow} * shape_.row_values() * static_cast<int64_t>(sizeof(float));
     }
   }
   return bytes;

@@ -15,6 +15,7 @@ namespace tensorfold {
 namespace {
 
 constexpr std::chrono::seconds kDrainGrace{30};
+constexpr std::chrono::minutes kMostRestoring{5};
 
 // What answers requests besides the world: dies in reverse order.
 struct FrontEnd {
@@ -25,6 +26,7 @@ struct FrontEnd {
   ServiceMetrics metrics;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<InferenceServer> grpc;  // null: not enabled
+  std::atomic<bool> restoring{true};      // pinned contexts are not back yet: not ready
 
   // Replies under way get `grace`; both front ends stop taking requests at once.
   void stop(std::chrono::milliseconds grace) {
@@ -99,7 +101,8 @@ std::string weight_format(const std::string& dir) {
   return most;
 }
 
-absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool has_mtp, WorldLink& link) {
+absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool has_mtp, WorldLink& link,
+                                                    const std::atomic<bool>& restoring) {
   const Profile& profile = setup.profile;
   ModelServiceOptions options;
   options.names = {profile.model.served_name};
@@ -120,10 +123,50 @@ absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool
   absl::StatusOr<std::vector<std::string>> keys = api_key_hashes(profile);
   if (!keys.ok()) return keys.status();
   options.api_key_hashes = *std::move(keys);
+  options.admin_key_hashes = profile.http.admin_keys;
+  options.readiness = [&link, &restoring] {
+    Readiness readiness = link.readiness();
+    if (readiness.ready && restoring) {
+      readiness.ready = false;
+      readiness.reason = "warming up, and bringing pinned contexts back";
+    }
+    return readiness;
+  };
   options.background_key_hashes = profile.schedule.background_keys;
   options.background_names = profile.schedule.background_models;
-  options.readiness = [&link] { return link.readiness(); };
   return options;
+}
+
+// What rank 0 has on disk is what there is: a state of which another rank has no file is computed again.
+void open_states(const RankSetup& setup, Engine& engine) {
+  if (setup.states == nullptr) return;
+  const StateOwner& owner = setup.states->options().owner;
+  std::vector<StoredSegment> stored;
+  size_t unusable = 0;
+  for (const StateFileInfo& file : StateStore::list(StateStore::folder_of(setup.profile.state.directory, owner))) {
+    if (!file.status.ok() || !(file.header.owner == owner)) {
+      spdlog::warn("state on disk, not used: {}",
+                   file.status.ok() ? file.path + ": of another build" : std::string(file.status.message()));
+      ++unusable;
+      continue;
+    }
+    StoredSegment& segment = stored.emplace_back();
+    segment.key = file.header.key;
+    segment.parent = file.header.parent;
+    segment.first_position = file.header.first_position;
+    segment.tokens.assign(file.header.tokens.begin(), file.header.tokens.end());
+    segment.mtp = file.header.mtp;
+    segment.committed = file.header.committed;
+    segment.kept.assign(file.header.kept.begin(), file.header.kept.end());
+    segment.bytes = file.bytes;
+    segment.names = file.names;
+  }
+  spdlog::info("states on disk: {} usable, {} not", stored.size(), unusable);
+  StateOptions options;
+  options.enabled = true;
+  options.fingerprint = owner.fingerprint;
+  options.min_tokens = static_cast<uint64_t>(setup.profile.state.min_tokens);
+  engine.open_states(std::move(options), std::move(stored), setup.profile.cluster.world);
 }
 
 absl::Status start_front(RankSetup& setup, WorldLink& link, FrontEnd& front) {
@@ -144,7 +187,7 @@ absl::Status start_front(RankSetup& setup, WorldLink& link, FrontEnd& front) {
   const absl::StatusOr<EngineOptions> engine = engine_options(setup, model.has_mtp);
   if (!engine.ok()) return engine.status();
   front.engine = std::make_unique<Engine>(link, model, *engine);
-  absl::StatusOr<ModelServiceOptions> options = service_options(setup, model.has_mtp, link);
+  absl::StatusOr<ModelServiceOptions> options = service_options(setup, model.has_mtp, link, front.restoring);
   if (!options.ok()) return options.status();
   auto service = ModelService::create(*front.engine, *front.tokenizer, front.chat.get(), *std::move(options));
   if (!service.ok()) return service.status();
@@ -177,6 +220,9 @@ absl::Status run_coordinator_process(RankSetup& setup, const std::atomic<bool>& 
     return stop ? absl::OkStatus() : formed;
   }
   if (absl::Status status = front.engine->warm_up(); !status.ok()) return status;
+  open_states(setup, *front.engine);
+  if (absl::Status status = front.engine->restore_pinned(kMostRestoring); !status.ok()) return status;
+  front.restoring = false;
   front.engine->start();
   spdlog::info("ready: {} on http://{}/v1, context {}, fingerprint {}", setup.profile.model.served_name,
                front.http->address(), front.service->context(), setup.identity.fingerprint);

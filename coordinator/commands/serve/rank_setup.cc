@@ -203,6 +203,31 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   return setup;
 }
 
+namespace {
+
+absl::Status open_states(RankSetup& setup) {
+  const Profile::State& state = setup.profile.state;
+  if (state.directory.empty()) return absl::OkStatus();
+  StateStoreOptions options;
+  options.directory = state.directory;
+  options.owner = {.build = setup.identity.build,
+                   .fingerprint = setup.identity.fingerprint,
+                   .rank = static_cast<uint32_t>(setup.rank),
+                   .world = static_cast<uint32_t>(setup.profile.cluster.world)};
+  options.quota = state.quota;
+  options.page_bytes = static_cast<uint64_t>(setup.runner->page_bytes());
+  absl::StatusOr<std::unique_ptr<StateStore>> store = StateStore::open(std::move(options));
+  if (!store.ok()) return store.status();
+  setup.states = *std::move(store);
+  setup.runner->keep_states(setup.states.get());
+  spdlog::info("states on disk: {}, at most {:.0f} MiB",
+               StateStore::folder_of(state.directory, setup.states->options().owner),
+               static_cast<double>(state.quota) / kMiB);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status load_rank(RankSetup& setup) {
   const auto start = std::chrono::steady_clock::now();
   if (absl::Status status = setup.shards->load(setup.rank, *setup.ops); !status.ok()) return status;
@@ -210,6 +235,7 @@ absl::Status load_rank(RankSetup& setup) {
   auto runner = PassRunner::create(*setup.ops, setup.shards->model(setup.rank), setup.runner_options);
   if (!runner.ok()) return runner.status();
   setup.runner = *std::move(runner);
+  if (absl::Status status = open_states(setup); !status.ok()) return status;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   spdlog::info("loaded {:.1f} MiB of weights in {:.2f} s",
                static_cast<double>(setup.shards->model(setup.rank).weight_bytes()) / kMiB, seconds);

@@ -25,6 +25,7 @@ struct RankSetup {
   RunnerOptions runner_options;
   RankIdentity identity;  // without the transport's address
   std::string token;
+  std::unique_ptr<StateStore> states;  // after load_rank(); null: nothing is kept on disk
   std::unique_ptr<PassRunner> runner;  // after load_rank()
 
   ClusterTimings timings() const;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "coordinator/commands/verify/disk_trip.h"
 #include "coordinator/draft/drafter.h"
 #include "coordinator/sampling/identity.h"
 #include "coordinator/sampling/sampler.h"
@@ -76,6 +77,21 @@ class Walker {
     fresh_ = true;
     snapshot_ = snapshot;
     if (!snapshot) accepted_ = 0;
+  }
+  /// Its state's way to disk and back into `spare` pages; it goes on there, in `slot`.
+  DiskTrip trip(const std::vector<int32_t>& spare) const {
+    return {.slot = slot_,
+            .tokens = std::span(tokens_).first(computed_),
+            .committed = computed_ - accepted_,
+            .from = pages_,
+            .to = spare,
+            .snapshot = 0};
+  }
+  void land(uint32_t slot, const DiskTrip& trip) {
+    slot_ = slot;
+    pages_ = trip.to;
+    fresh_ = true;
+    snapshot_ = true;
   }
   /// Everything computed so far again, as certain rows, in `slot` on `spare` pages: nothing of it is left.
   SequencePlan again(uint32_t slot, const std::vector<int32_t>& spare, bool use_mtp) {
@@ -225,6 +241,12 @@ class CellRunner {
     const std::vector<int32_t>& spare = banks_[away ? 1 : 0];
     const uint32_t to = away ? spare_slot() : slot_;
     release->push_back(from);
+    if (cell_.cache == CellCache::kDisk) {
+      const DiskTrip trip = main_->trip(spare);
+      if (absl::Status status = disk_trip(executor_, trip); !status.ok()) return status;
+      main_->land(to, trip);
+      return absl::OkStatus();
+    }
     if (cell_.cache != CellCache::kEvicted) {
       main_->move(to, spare, inputs_.has_states || use_mtp(), use_mtp(), orders);
       return absl::OkStatus();

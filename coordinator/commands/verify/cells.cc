@@ -57,6 +57,8 @@ std::string cache_name(CellCache cache) {
       return "prefix";
     case CellCache::kReply:
       return "reply";
+    case CellCache::kDisk:
+      return "disk";
     case CellCache::kEvicted:
       return "evicted";
   }

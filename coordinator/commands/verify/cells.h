@@ -21,6 +21,7 @@ enum class CellCache : uint8_t {
   kCold,     // it computes everything itself
   kPrefix,   // at each page boundary of its prompt: shared pages, a snapshot
   kReply,    // after each pass of its reply, tentative rows included: a copy of the partial page, too
+  kDisk,     // the same places, by way of files on every rank
   kEvicted,  // the same places, but nothing is left: everything known is computed again
 };
 
@@ -50,7 +51,8 @@ struct Axes {
   std::vector<int> widths = {2, 3, 4, 5, 6, 7, 8};
   std::vector<int> chunks = {1, 7, 64, 0};
   std::vector<bool> mates = {false, true};
-  std::vector<CellCache> caches = {CellCache::kCold, CellCache::kPrefix, CellCache::kReply, CellCache::kEvicted};
+  std::vector<CellCache> caches = {CellCache::kCold, CellCache::kPrefix, CellCache::kReply, CellCache::kDisk,
+                                   CellCache::kEvicted};
   std::vector<bool> sampled = {false, true};
 };
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 
 #include "coordinator/commands/verify/trace_recorder.h"
 #include "kernels/cpu/cpu_ops.h"
@@ -11,6 +13,25 @@
 
 namespace tensorfold {
 namespace {
+
+// Where states of the cells lie on disk while they run.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "tensorfold-verify-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) != nullptr) path_ = pattern;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }  // empty: there is none, and no cell finds its state again
+
+ private:
+  std::string path_;
+};
 
 // Clusters and shards by what cells share.
 class Bench {
@@ -53,6 +74,8 @@ class Bench {
     options.runner.slots = cells_slots();
     options.runner.pages = cells_pages(inputs);
     options.runner.snapshots = 1;
+    options.state_directory = folder_.path();
+    options.state_owner = {.build = "verify", .fingerprint = "verify", .rank = 0, .world = 1};
     if (decorated) options.decorate = options_.decorate;
     auto started = LocalCluster::start(**weights, options);
     if (!started.ok()) return started.status();
@@ -63,6 +86,7 @@ class Bench {
 
  private:
   const TesterOptions& options_;
+  TemporaryFolder folder_;  // outlives the cluster
   bool decorated_ = false;
   std::unique_ptr<ModelShards> shards_;
   std::unique_ptr<LocalCluster> cluster_;
@@ -122,6 +146,24 @@ absl::StatusOr<std::string> explain(const TesterOptions& options, const Axes& ax
   };
   const std::string place = first_difference(view(*reference), view(*run));
   return place.empty() ? std::string("no intermediate value differs: look at the head and the sampler") : place;
+}
+
+absl::Status add_schedules(const TesterOptions& options, const Axes& axes, const ModelShape& shape,
+                           const CellInputs& inputs, TesterReport* report) {
+  ScheduleOptions schedules;
+  schedules.model_dir = options.model_dir;
+  schedules.backend = options.backend;
+  schedules.kv_format = options.kv_format;
+  schedules.worlds = {1};
+  for (const int world : axes.worlds) {
+    if (world > 1 && world <= 3 && world <= shape.slices.widest_world()) schedules.worlds.push_back(world);
+  }
+  absl::StatusOr<std::vector<ScheduleOutcome>> outcomes = run_schedules(schedules, inputs);
+  if (!outcomes.ok()) return outcomes.status();
+  report->schedules = *std::move(outcomes);
+  report->different += static_cast<size_t>(std::count_if(report->schedules.begin(), report->schedules.end(),
+                                                         [](const ScheduleOutcome& outcome) { return !outcome.same; }));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -205,6 +247,9 @@ absl::StatusOr<TesterReport> run_tester(const TesterOptions& options) {
                     place.ok() ? *place : fmt::format("(tracing failed: {})", std::string(place.status().message())));
     if (report.different >= options.stop_after) break;
   }
+  if (options.schedules && !options.decorate) {
+    if (absl::Status status = add_schedules(options, axes, shape, inputs, &report); !status.ok()) return status;
+  }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }
@@ -244,6 +289,12 @@ void print_report(const TesterReport& report, bool every_cell, std::ostream& out
       ++line.hashes[outcome.hash];
     }
   }
+  for (const ScheduleOutcome& outcome : report.schedules) {
+    Line& line = lines["schedule   " + schedule_name(outcome.schedule)];
+    ++line.cells;
+    line.different += outcome.same ? 0 : 1;
+    ++line.hashes[outcome.hash];
+  }
   out << fmt::format("{:<28} {:>6} {:>9}  {:>13}  hashes\n", "axis", "cells", "different", "kept drafts");
   for (const auto& [name, line] : lines) {
     std::string hashes;
@@ -261,8 +312,12 @@ void print_report(const TesterReport& report, bool every_cell, std::ostream& out
   for (const CellOutcome& outcome : report.cells) {
     if (!outcome.same) out << fmt::format("DIFFERENT: {}: {}\n", outcome.cell.name(), outcome.difference);
   }
+  for (const ScheduleOutcome& outcome : report.schedules) {
+    if (!outcome.same) out << fmt::format("DIFFERENT: {}: {}\n", outcome.name(), outcome.hash);
+  }
   out << fmt::format("reference: greedy {}, sampled {}; {} cells, {} different, {:.1f} s\n", report.greedy_hash,
-                     report.sampled_hash, report.cells.size(), report.different, report.seconds);
+                     report.sampled_hash, report.cells.size() + report.schedules.size(), report.different,
+                     report.seconds);
 }
 
 }  // namespace tensorfold

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/commands/verify/cell_run.h"
 #include "coordinator/commands/verify/cells.h"
+#include "coordinator/commands/verify/schedules.h"
 #include "kernels/ops/ops.h"
 
 namespace tensorfold {
@@ -28,6 +29,7 @@ struct TesterOptions {
   uint64_t seed = 1;
   /// Wraps the Ops of every rank of every cell but the reference; the negative control.
   std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)> decorate;
+  bool schedules = true;   // also run the scheduler under its schedules (schedules.h); not with `decorate`
   size_t stop_after = 10;  // differing cells that are explained; then the run ends
   std::function<void(size_t done, size_t total)> progress;
 };
@@ -43,7 +45,8 @@ struct CellOutcome {
 
 struct TesterReport {
   std::vector<CellOutcome> cells;
-  size_t different = 0;
+  std::vector<ScheduleOutcome> schedules;
+  size_t different = 0;     // of both
   std::string greedy_hash;  // of the serial reference: one rank, one thread, nothing drafted, all at once
   std::string sampled_hash;
   double seconds = 0;

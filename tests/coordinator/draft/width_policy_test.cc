@@ -61,6 +61,43 @@ TEST(PassCosts, OneDisturbedPassIsOutweighed) {
   EXPECT_LT(costs.estimate(4), 20.0);
 }
 
+// Protects: passes whose times vary as those of a busy machine do (here by half, the same every time) do not make the
+// policy believe that rows are free: sixteen streams come near what they would with the true costs.
+TEST(WidthPolicy, NoisyCostsDoNotInviteDrafts) {
+  const auto truth = [](size_t rows) { return 0.5 + 0.3 * static_cast<double>(rows); };
+  WidthPolicy policy;
+  record_windows(policy, DraftKind::kMtp, 0, 7, 2, 50);
+  uint64_t state = 7;
+  double tokens = 0;
+  double ms = 0;
+  for (int round = 0; round < 400; ++round) {
+    const auto choices = policy.choose(std::vector<WidthRequest>(16, mtp_request()));
+    size_t rows = 0;
+    for (const WidthChoice& choice : choices) rows += 1 + choice.drafts;
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    const double noise = 0.75 + static_cast<double>(state >> 40) / static_cast<double>(1 << 24);
+    policy.record_pass(rows, truth(rows) * noise);
+    if (round < 100) continue;
+    double chance = 1;
+    for (const WidthChoice& choice : choices) {
+      tokens += 1;
+      chance = 1;
+      for (uint32_t d = 1; d <= choice.drafts; ++d) {
+        tokens += chance *= policy.global().rate(DraftSource::kMtp, d, nullptr);
+      }
+    }
+    ms += truth(rows);
+  }
+  double best = 0;
+  for (size_t drafts = 0; drafts <= 7; ++drafts) {
+    double kept = 1;
+    double chance = 1;
+    for (size_t d = 1; d <= drafts; ++d) kept += chance *= policy.global().rate(DraftSource::kMtp, d, nullptr);
+    best = std::max(best, 16 * kept / truth(16 * (1 + drafts)));
+  }
+  EXPECT_GT(tokens / ms, 0.93 * best);
+}
+
 // Protects: a prompt row's cost grows with its position, and is extrapolated for prompts that have come less far.
 TEST(PromptCosts, GrowWithThePosition) {
   PromptCosts costs;

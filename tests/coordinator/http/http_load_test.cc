@@ -50,8 +50,8 @@ bool wait_for_background(const Serving& serving, int sequences) {
   return false;
 }
 
-// Protects: a request is background by its own field, by its key or by the name it asks for, and nothing else is; another
-// word is refused.
+// Protects: a request is background by its own field, by its key or by the name it asks for, and nothing else is;
+// another word is refused.
 TEST(HttpLoad, PriorityByFieldKeyAndName) {
   ServingOptions options = small_engine();
   options.service.names = {"sprout", "batch"};
@@ -87,10 +87,11 @@ TEST(HttpLoad, BackgroundStreamsGoOn) {
   Server server;
   server.serving.model->set_pass_time(std::chrono::milliseconds(2));
   RawClient background(server.port);
-  background.send(post_text("/v1/completions",
-                            R"({"prompt":"go","max_tokens":60,"ignore_eos":true,"stream":true,"priority":"background"})"));
+  background.send(post_text(
+      "/v1/completions", R"({"prompt":"go","max_tokens":60,"ignore_eos":true,"stream":true,"priority":"background"})"));
   ASSERT_TRUE(wait_for_background(server.serving, 1));
-  const RawReply foreground = post(server.port, "/v1/completions", R"({"prompt":"go","max_tokens":5,"ignore_eos":true})");
+  const RawReply foreground =
+      post(server.port, "/v1/completions", R"({"prompt":"go","max_tokens":5,"ignore_eos":true})");
   EXPECT_EQ(foreground.status, 200);
   EXPECT_EQ(server.serving.engine->status().preempted, 1u);
   const RawReply whole = background.read_reply();

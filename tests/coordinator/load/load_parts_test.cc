@@ -221,15 +221,15 @@ TEST(Conversation, DistinctAndRepeated) {
     const ConversationOptions options = options_of(mix);
     std::map<std::string, int> seen;
     for (uint64_t i = 0; i < 300; ++i) {
-      const std::string body = Conversation(options, i).body(true);
-      EXPECT_EQ(body, Conversation(options, i).body(true));
+      const std::string body = Conversation(options, i).body();
+      EXPECT_EQ(body, Conversation(options, i).body());
       ++seen[body];
     }
     // Short questions of a chat may meet by chance; long ones never.
     EXPECT_GE(seen.size(), mix == LoadMix::kChat || mix == LoadMix::kSharedPrefix ? 295u : 300u) << load_mix_name(mix);
     ConversationOptions other = options;
     other.seed = 2;
-    EXPECT_NE(Conversation(options, 0).body(true), Conversation(other, 0).body(true));
+    EXPECT_NE(Conversation(options, 0).body(), Conversation(other, 0).body());
   }
 }
 
@@ -238,7 +238,7 @@ TEST(Conversation, SharedPrefix) {
   const ConversationOptions options = options_of(LoadMix::kSharedPrefix);
   std::set<std::string> prefixes;
   for (uint64_t i = 0; i < 100; ++i) {
-    const boost::json::value body = boost::json::parse(Conversation(options, i).body(true));
+    const boost::json::value body = boost::json::parse(Conversation(options, i).body());
     prefixes.insert(body.at("messages").at(0).at("content").as_string().c_str());
   }
   EXPECT_EQ(prefixes.size(), 4u);
@@ -252,6 +252,19 @@ TEST(Conversation, Mixed) {
   EXPECT_EQ(kinds.size(), 4u);
 }
 
+// A share of the conversations is background work, and says so in every request.
+TEST(Conversation, Background) {
+  ConversationOptions options = options_of(LoadMix::kChat);
+  options.background = 0.3;
+  int background = 0;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const Conversation talk(options, i);
+    background += talk.background() ? 1 : 0;
+    EXPECT_EQ(talk.background(), talk.body().find("\"priority\":\"background\"") != std::string::npos);
+  }
+  EXPECT_NEAR(background, 300, 60);
+}
+
 // An agent resends its history with the reply and a result for each call, under ids of its own: the server's differ
 // from run to run.
 TEST(Conversation, AgentLoop) {
@@ -261,7 +274,7 @@ TEST(Conversation, AgentLoop) {
   reply.content = "looking";
   reply.calls = {{"find_file", "{\"word\":\"x\"}"}, {"read_file", "{}"}};
   talk.take(reply);
-  boost::json::value body = boost::json::parse(talk.body(true));
+  boost::json::value body = boost::json::parse(talk.body());
   ASSERT_EQ(body.at("messages").as_array().size(), 5u);
   EXPECT_EQ(body.at("messages").at(2).at("tool_calls").at(1).at("id"), "call_0_1");
   EXPECT_EQ(body.at("messages").at(3).at("role"), "tool");
@@ -269,9 +282,10 @@ TEST(Conversation, AgentLoop) {
   EXPECT_EQ(body.at("tools").as_array().size(), 3u);
   reply.calls.clear();
   talk.take(reply);
-  body = boost::json::parse(talk.body(false));
+  body = boost::json::parse(talk.body(/*serial=*/true));
   EXPECT_EQ(body.at("messages").as_array().back().at("role"), "user");
   EXPECT_EQ(body.at("draft"), false);
+  EXPECT_EQ(body.at("cache"), false);
   while (!talk.done()) talk.take(reply);
   EXPECT_GE(talk.turn(), 3);
 }

@@ -73,6 +73,22 @@ TEST(LoadServer, ClosedLoop) {
   EXPECT_EQ(check->different, 0u);
 }
 
+// Background work is counted apart: nobody waits for it.
+TEST(LoadServer, Background) {
+  RealServer server;
+  LoadOptions options = options_for(server.http->port());
+  options.conversations = 40;
+  options.conversation.background = 0.5;
+  const auto report = load(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const LevelFigures& level = report->levels[0];
+  EXPECT_EQ(level.error_count(), 0u);
+  EXPECT_GT(level.background, 5u);
+  EXPECT_EQ(level.background_ttft_s.count, level.background);
+  EXPECT_EQ(level.ttft_s.count + level.background, level.completed);
+  EXPECT_LE(level.good, level.ttft_s.count);
+}
+
 // Open loop: so many conversations begin whatever the server does, and their lateness is told.
 TEST(LoadServer, OpenLoop) {
   RealServer server;

@@ -1,8 +1,13 @@
 // The prefix cache in the scheduler, on real tiny models: what is resent, continued, branched or chosen twice starts
 // late, and its bytes are those of a cold run.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -63,13 +68,17 @@ class EngineCacheTest : public ::testing::TestWithParam<CacheCase> {
     warm_ = open(true);
   }
 
-  std::unique_ptr<World> open(bool cache, int64_t pages = 128, int64_t snapshots = 64) {
+  // `folder`: where states are kept on disk; empty: nowhere.
+  std::unique_ptr<World> open(bool cache, int64_t pages = 128, int64_t snapshots = 64, const std::string& folder = "") {
     auto world = std::make_unique<World>();
     LocalClusterOptions cluster;
     cluster.backend.threads = 1;
     cluster.runner.slots = 4;
     cluster.runner.pages = pages;
     cluster.runner.snapshots = snapshots;
+    const StateOwner owner = {.build = "test", .fingerprint = "00112233445566aa", .rank = 0, .world = 2};
+    cluster.state_directory = folder;
+    cluster.state_owner = owner;
     world->cluster = *LocalCluster::start(*shards_, cluster);
     world->link = std::make_unique<ForgetfulLink>(*world->cluster);
     EngineModel model;
@@ -86,8 +95,44 @@ class EngineCacheTest : public ::testing::TestWithParam<CacheCase> {
     options.cache.snapshots = snapshots;
     options.cache.snapshot_tokens = 128;
     world->engine = std::make_unique<Engine>(*world->link, model, options);
+    if (!folder.empty()) {
+      StateOptions states;
+      states.enabled = true;
+      states.fingerprint = owner.fingerprint;
+      states.min_tokens = 64;
+      world->engine->open_states(states, stored_in(StateStore::folder_of(folder, owner)), 2);
+      EXPECT_TRUE(world->engine->restore_pinned(std::chrono::seconds(20)).ok());
+    }
     world->engine->start();
     return world;
+  }
+
+  static std::vector<StoredSegment> stored_in(const std::string& folder) {
+    std::vector<StoredSegment> stored;
+    for (const StateFileInfo& file : StateStore::list(folder)) {
+      if (!file.status.ok()) continue;
+      StoredSegment& segment = stored.emplace_back();
+      segment.key = file.header.key;
+      segment.parent = file.header.parent;
+      segment.first_position = file.header.first_position;
+      segment.tokens.assign(file.header.tokens.begin(), file.header.tokens.end());
+      segment.mtp = file.header.mtp;
+      segment.committed = file.header.committed;
+      segment.kept.assign(file.header.kept.begin(), file.header.kept.end());
+      segment.names = file.names;
+    }
+    return stored;
+  }
+
+  // Until nothing waits to be written.
+  static void wait_written(World& world) {
+    for (int i = 0; i < 5000; ++i) {
+      const auto pending = std::make_shared<std::promise<bool>>();
+      world.engine->with_states([pending](StateKeeper& states) { pending->set_value(states.pending()); });
+      if (!pending->get_future().get()) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    ADD_FAILURE() << "states are not written within ten seconds";
   }
 
   static GenerationRequest request(std::vector<uint32_t> prompt, uint32_t max_tokens = 20, double temperature = 0.8) {
@@ -270,6 +315,118 @@ TEST_P(EngineCacheTest, EvictionLeavesNoTrace) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   EXPECT_EQ(warm_->engine->status().free_pages, 14);
+}
+
+class FolderForStates {
+ public:
+  FolderForStates()
+      : path_(std::filesystem::temp_directory_path() / ("tensorfold-cache-" + std::to_string(::getpid()))) {
+    std::filesystem::remove_all(path_);
+  }
+  ~FolderForStates() { std::filesystem::remove_all(path_); }
+  std::string path() const { return path_.string(); }
+  std::vector<std::string> files(const std::string& part) const {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path_)) {
+      const std::string name = entry.path().string();
+      if (entry.is_regular_file() && name.find(part) != std::string::npos) found.push_back(name);
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Protects: what was computed is there after a restart: prompts and conversations start late from disk, over several
+// segments, and give the bytes of a cold run; what is damaged or missing on any rank is computed again.
+TEST_P(EngineCacheTest, StatesComeBackFromDisk) {
+  const FolderForStates folder;
+  const auto reopen = [&](int64_t pages = 256) {
+    warm_.reset();
+    warm_ = open(true, pages, 64, folder.path());
+  };
+  reopen();
+  const std::vector<uint32_t> prompt = text(300, 1);
+  const std::vector<uint32_t> longer = text(2180, 2);
+  GenerationStats stats;
+  EXPECT_EQ(same(request(prompt), &stats), 0u);
+  EXPECT_EQ(same(request(longer, 8)), 0u);
+  std::vector<uint32_t> next = prompt;
+  next.insert(next.end(), stats.token_ids.begin(), stats.token_ids.end());
+  const std::vector<uint32_t> turn = text(8, 40);
+  next.insert(next.end(), turn.begin(), turn.end());
+  wait_written(*warm_);
+  EXPECT_GT(warm_->engine->status().states.saved, 2u);
+  EXPECT_EQ(warm_->engine->status().states.save_failures, 0u);
+
+  reopen();
+  EXPECT_EQ(same(request(longer, 8)), resent(2180));
+  EXPECT_GE(same(request(next)) + 8 + 1, next.size());
+  EXPECT_GT(warm_->engine->status().states.restored, 1u);
+  wait_written(*warm_);
+
+  // One byte of each file of rank 1 changed: all of it is computed again, and written again.
+  warm_.reset();
+  for (const std::string& file : folder.files("rank1of2")) {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(-100, std::ios::end);
+    const char byte = static_cast<char>(stream.get() ^ 1);
+    stream.seekp(-100, std::ios::end);
+    stream.put(byte);
+  }
+  reopen();
+  EXPECT_EQ(same(request(longer, 8)), 0u);
+  EXPECT_GT(warm_->engine->status().states.restore_failures, 0u);
+  wait_written(*warm_);
+  reopen();
+  EXPECT_EQ(same(request(longer, 8)), resent(2180));
+
+  // Rank 1 has lost its files, and rank 0 one in the middle.
+  warm_.reset();
+  for (const std::string& file : folder.files("rank1of2")) std::filesystem::remove(file);
+  reopen();
+  EXPECT_EQ(same(request(longer, 8)), 0u);
+}
+
+// Protects: a context that is pinned by name is in memory before the first request, survives a quota that lets nothing
+// else live, and can be let go.
+TEST_P(EngineCacheTest, PinnedContextsAreBackBeforeTheFirstRequest) {
+  const FolderForStates folder;
+  warm_.reset();
+  warm_ = open(true, 256, 64, folder.path());
+  const std::vector<uint32_t> prompt = text(2120, 6);
+  GenerationStats stats;
+  same(request(prompt, 8), &stats);
+  wait_written(*warm_);
+  const auto with = [&](auto call) {
+    const auto done = std::make_shared<std::promise<bool>>();
+    warm_->engine->with_states([done, call](StateKeeper& states) { done->set_value(call(states)); });
+    return done->get_future().get();
+  };
+  EXPECT_TRUE(with([](StateKeeper& states) {
+    const std::vector<StoredSegment> all = states.list();
+    const auto last =
+        std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.end() < b.end(); });
+    return states.pin(last->key, "manual");
+  }));
+  wait_written(*warm_);
+  warm_.reset();
+  warm_ = open(true, 256, 64, folder.path());
+  EXPECT_GE(warm_->engine->status().states.restored, 2u);
+  const uint64_t restored = warm_->engine->status().states.restored;
+  std::vector<uint32_t> next = prompt;
+  next.insert(next.end(), stats.token_ids.begin(), stats.token_ids.end());
+  next.push_back(3);
+  EXPECT_GE(same(request(next, 4)) + 2, next.size() - 1);
+  EXPECT_EQ(warm_->engine->status().states.restored, restored) << "it was in memory";
+  EXPECT_TRUE(with([](StateKeeper& states) { return states.unpin("manual") && !states.unpin("manual"); }));
+  EXPECT_TRUE(with([](StateKeeper& states) {
+    const size_t before = states.segments();
+    return states.drop(states.list()[0].key) && states.segments() < before;
+  }));
+  wait_written(*warm_);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineCacheTest,

@@ -82,6 +82,20 @@ TEST_F(RoundPlannerTest, PromptRowsFitTheBudget) {
   EXPECT_EQ(rows, 8u);  // however dear: it is read on
 }
 
+// Protects: a wrong estimate costs one round little: rows grow at most twofold from rounds that kept the budget.
+TEST_F(RoundPlannerTest, WrongEstimatesCostLittle) {
+  window_costs(2.0);
+  RoundPlanner planner({.max_batch_rows = 512, .prompt_chunk = 512, .budget = std::chrono::milliseconds(20)}, policy_);
+  decoding(planner);
+  for (int i = 0; i < 20; ++i) {  // short prompts whose rows look as good as free
+    add(10);
+    round(planner, 0.001);
+  }
+  Sequence& prompt = add(60000);
+  EXPECT_LE(round(planner, 3.0)[&prompt], 40u);
+  for (int i = 0; i < 3; ++i) EXPECT_LE(round(planner, 3.0)[&prompt], 10u);
+}
+
 // Protects: nobody's tokens wait, so a prompt may take more time, up to the chunk.
 TEST_F(RoundPlannerTest, AlonePromptsTakeWholeChunks) {
   window_costs(2.0);

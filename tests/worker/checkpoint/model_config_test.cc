@@ -211,6 +211,51 @@ TEST(ModelConfig, RefusesWhatNemotronHMayAsk) {
   EXPECT_THAT(error_with("nemotron_h", {{"time_step_limit", {1.0, 0.5}}}), HasSubstr("time_step_limit"));
 }
 
+// Protects: qwen4_exp's streams, indexer, n-grams and gates.
+TEST(ModelConfig, Qwen4Exp) {
+  const auto config = read_config(kFixtures + "qwen4_exp");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, Family::kQwen4Exp);
+  EXPECT_EQ(config->count(LayerKind::kFullAttention), 1);
+  EXPECT_EQ(config->count(LayerKind::kLinearAttention), 3);
+  EXPECT_TRUE(config->linear.sigmoid_gate && config->attn_output_gate && config->zero_centred_norms);
+  EXPECT_EQ(config->gated_streams.count, 4);
+  EXPECT_EQ(config->gated_streams.rank, 16);
+  EXPECT_EQ(config->indexer.heads, 4);
+  EXPECT_EQ(config->indexer.budget, 64);
+  EXPECT_EQ(config->indexer.tokens, 4);
+  EXPECT_THAT(config->ngrams.layers, ElementsAre(1));  // counted from 1 in the file
+  EXPECT_EQ(config->ngrams.heads(), 8);
+  EXPECT_EQ(config->ngrams.end_token, 2);
+  EXPECT_EQ(config->mtp_layers, 1);
+  EXPECT_EQ(config->experts.shared_intermediate_size, 64);
+
+  // Released files say full_attention where they mean the sparse one, and no seed.
+  json::object released = fixture("qwen4_exp");
+  json::object& text = released["text_config"].as_object();
+  text["layer_types"] = {"linear_attention", "linear_attention", "linear_attention", "full_attention"};
+  text.erase("seed");
+  EXPECT_EQ(canonical_text(*parse(released)), canonical_text(*config));
+  text["output_gate_type"] = "silu";
+  EXPECT_FALSE(parse(released)->linear.sigmoid_gate);
+  EXPECT_NE(canonical_text(*parse(released)), canonical_text(*config));
+}
+
+// Protects: what cannot be is refused by key.
+TEST(ModelConfig, RefusesWhatQwen4ExpCannotBe) {
+  EXPECT_THAT(error_with("qwen4_exp", {{"hc_count", 1}}), HasSubstr("hc_count is 1"));
+  EXPECT_THAT(error_with("qwen4_exp", {{"indexer_kv_heads", 2}}), HasSubstr("indexer_kv_heads is 2; allowed: 1"));
+  EXPECT_THAT(error_with("qwen4_exp", {{"indexer_budget", 66}}),
+              HasSubstr("indexer_budget is 66; allowed: a multiple"));
+  EXPECT_THAT(error_with("qwen4_exp", {{"indexer_budget", nullptr}}), HasSubstr("indexer_budget is missing"));
+  EXPECT_THAT(error_with("qwen4_exp", {{"indexer_compress_ratio", 3}}), HasSubstr("a divisor of 64"));
+  EXPECT_THAT(error_with("qwen4_exp", {{"indexer_head_dim", 4}}), HasSubstr("at least the rotated dims, which are 8"));
+  EXPECT_THAT(error_with("qwen4_exp", {{"ple_layer_ids", {5}}}), HasSubstr("ple_layer_ids"));
+  EXPECT_THAT(error_with("qwen4_exp", {{"ple_embed_dim", 60}}), HasSubstr("ple_embed_dim is 60; allowed: a multiple"));
+  EXPECT_THAT(error_with("qwen4_exp", {{"output_gate_type", "tanh"}}), HasSubstr("allowed: silu, sigmoid"));
+  EXPECT_THAT(error_with("qwen3_5", {{"output_gate_type", "sigmoid"}}), HasSubstr("allowed: silu"));
+}
+
 // Protects: without layer_types the interval decides.
 TEST(ModelConfig, LayerTypesFromInterval) {
   json::object config = fixture("qwen3_5");

@@ -161,7 +161,7 @@ TEST(SnapshotRefusals, NameWhatIsMissing) {
   refused([](PassPlan& p) { p.orders.takes = {{0, 2}}; }, "snapshot 2, this rank has 2", "qwen3_5");
   refused([](PassPlan& p) { p.orders.takes = {{0, 0}}; }, "snapshot 1, which holds nothing", "qwen3_5");
   refused([](PassPlan& p) { p.orders.drops = {1}; }, "snapshot 1, which holds nothing", "qwen3_5");
-  refused([](PassPlan& p) { p.orders.copies = {{0, 32}}; }, "copies page 32, this rank has 32", "qwen3_5");
+  refused([](PassPlan& p) { p.orders.copies = {{0, 32}}; }, "orders page 32, this rank has 32", "qwen3_5");
   refused([](PassPlan& p) { p.sequences[0].snapshot = kNoSnapshot; }, "position 10 without a snapshot", "qwen3_5");
   refused([](PassPlan& p) { p.sequences[0].first_position = 11; }, "position 11 for slot 1, its state is at 10",
           "llama");
