@@ -12,7 +12,7 @@ namespace {
 
 int64_t state_floats(const DeltaNetShape& s) {
   const int64_t heads = s.v_heads * s.dk * round_up(s.dv, 16);
-  return heads + (s.conv_kernel - 1) * s.channels() + s.max_window * (s.channels() + 2 * s.v_heads);
+  return heads + (s.conv_kernel - 1) * s.channels() + s.max_window * (s.channels() + s.v_heads + s.decays());
 }
 
 }  // namespace
@@ -22,6 +22,7 @@ CpuRecurrentState::CpuRecurrentState(const DeltaNetShape& shape)
       dv_(shape.dv),
       v_heads_(shape.v_heads),
       channels_(shape.channels()),
+      decays_(shape.decays()),
       taps_(shape.conv_kernel),
       max_window_(shape.max_window),
       memory_(state_floats(shape) * static_cast<int64_t>(sizeof(float))) {
@@ -74,7 +75,7 @@ struct CpuOps::DeltaRun {
   std::vector<Group> groups;
   float* mixed = nullptr;  // [rows, channels]: after convolution, silu and normalisation of q and k
   float* beta = nullptr;   // [rows, v_heads]
-  float* decay = nullptr;  // [rows, v_heads]
+  float* decay = nullptr;  // [rows, decays]
   float* y = nullptr;      // [threads, dv]
   float* copy = nullptr;   // [threads, dk * value_stride]
 };
@@ -87,7 +88,8 @@ CpuOps::DeltaRun CpuOps::start_delta_run(const DeltaNetArgs& args) {
     const RowGroup& g = args.rows.groups[i];
     auto* state = static_cast<CpuRecurrentState*>(states[i]);
     kernel_check(state->channels_ == shape.channels() && state->dk_ == shape.dk && state->dv_ == shape.dv &&
-                     state->v_heads_ == shape.v_heads && state->taps_ == shape.conv_kernel,
+                     state->v_heads_ == shape.v_heads && state->decays_ == shape.decays() &&
+                     state->taps_ == shape.conv_kernel,
                  "delta net: state of another shape");
     kernel_check(g.first_row >= 0 && g.first_row + g.rows <= args.qkv.rows, "row group outside the pass");
     kernel_check(g.accepted >= 0 && g.accepted <= state->kept,
@@ -107,7 +109,7 @@ CpuOps::DeltaRun CpuOps::start_delta_run(const DeltaNetArgs& args) {
   const int64_t rows = static_cast<int64_t>(run.rows.size()), threads = pool_->threads();
   run.mixed = pass_.take(rows * shape.channels());
   run.beta = pass_.take(rows * shape.v_heads);
-  run.decay = pass_.take(rows * shape.v_heads);
+  run.decay = pass_.take(rows * shape.decays());
   run.y = pass_.take(threads * round_up(shape.dv, 16));
   run.copy = pass_.take(threads * shape.dk * round_up(shape.dv, 16));
   return run;
@@ -127,6 +129,14 @@ void CpuOps::delta_inputs(const DeltaNetArgs& args, const DeltaRun& run) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t r = item / (units + 1), unit = item % (units + 1);
       const DeltaRun::Row& row = run.rows[static_cast<size_t>(r)];
+      if (unit == units && shape.channel_decay) {
+        kernels_->sigmoid(row.b, run.beta + r * shape.v_heads, shape.v_heads);
+        for (int64_t h = 0; h < shape.v_heads; ++h) {
+          kernels_->channel_decay(row.a + h * shape.dk, dt_bias + h * shape.dk, a_log[h], args.decay_floor, shape.dk,
+                                  run.decay + r * shape.decays() + h * shape.dk);
+        }
+        continue;
+      }
       if (unit == units) {
         kernels_->delta_gates(row.b, row.a, a_log, dt_bias, shape.v_heads, run.beta + r * shape.v_heads,
                               run.decay + r * shape.v_heads);
@@ -156,7 +166,9 @@ void CpuOps::delta_heads(const DeltaNetArgs& args, const DeltaRun& run) {
   const DeltaNetShape& shape = *args.shape;
   const int64_t channels = shape.channels(), stride = round_up(shape.dv, 16), head_floats = shape.dk * stride;
   const float* norm = static_cast<const CpuVector*>(args.norm)->data();
-  const auto output = args.sigmoid_gate ? kernels_->delta_output_sigmoid : kernels_->delta_output;
+  const int64_t decays = shape.decays(), decay_step = shape.channel_decay ? 1 : 0;
+  const bool sigmoid = shape.channel_decay || args.sigmoid_gate;
+  const auto output = sigmoid ? kernels_->delta_output_sigmoid : kernels_->delta_output;
   const int64_t items = static_cast<int64_t>(run.groups.size()) * shape.v_heads;
   pool_->parallel_for(items, 1, [&](int64_t begin, int64_t end, int worker) {
     for (int64_t item = begin; item < end; ++item) {
@@ -173,9 +185,9 @@ void CpuOps::delta_heads(const DeltaNetArgs& args, const DeltaRun& run) {
         const int64_t r = group.first + i;
         const float* mixed = run.mixed + r * channels;
         const float* v = mixed + 2 * shape.k_heads * shape.dk + h * shape.dv;
-        kernels_->delta_step(s, shape.dk, shape.dv, stride, mixed + k_head * shape.dk,
-                             mixed + (shape.k_heads + k_head) * shape.dk, v, run.decay[r * shape.v_heads + h],
-                             run.beta[r * shape.v_heads + h], y);
+        kernels_->delta_step(
+            s, shape.dk, shape.dv, stride, mixed + k_head * shape.dk, mixed + (shape.k_heads + k_head) * shape.dk, v,
+            run.decay + r * decays + h * (decays / shape.v_heads), decay_step, run.beta[r * shape.v_heads + h], y);
         const int64_t out_row = run.rows[static_cast<size_t>(r)].out_row;
         if (out_row < 0) continue;
         output(y, args.z.data + out_row * args.z.stride + h * shape.dv, norm, shape.dv, args.eps,
@@ -188,7 +200,8 @@ void CpuOps::delta_heads(const DeltaNetArgs& args, const DeltaRun& run) {
 void CpuOps::delta_net(const DeltaNetArgs& args) {
   const DeltaNetShape& shape = *args.shape;
   kernel_check(args.qkv.cols == shape.channels() && args.z.cols == shape.v_heads * shape.dv &&
-                   args.out.cols == args.z.cols && args.b.cols == shape.v_heads && args.a.cols == shape.v_heads &&
+                   args.out.cols == args.z.cols && args.b.cols == shape.v_heads && args.a.cols == shape.decays() &&
+                   args.dt_bias->size() == shape.decays() && args.a_log->size() == shape.v_heads &&
                    static_cast<int64_t>(shape.k_head_of.size()) == shape.v_heads && shape.conv_kernel <= 16 &&
                    args.conv->size() == shape.channels() * shape.conv_kernel && args.norm->size() == shape.dv &&
                    args.layer >= 0 && args.layer < static_cast<int64_t>(args.rows.recurrent.size()) &&
@@ -215,7 +228,7 @@ void CpuOps::delta_net(const DeltaNetArgs& args) {
       const DeltaRun::Row& row = run.rows[static_cast<size_t>(group.first + group.commit + r)];
       std::memcpy(state.kept_qkv(r), row.qkv, row_bytes);
       std::memcpy(state.kept_b(r), row.b, static_cast<size_t>(shape.v_heads) * 4);
-      std::memcpy(state.kept_a(r), row.a, static_cast<size_t>(shape.v_heads) * 4);
+      std::memcpy(state.kept_a(r), row.a, static_cast<size_t>(shape.decays()) * 4);
     }
   }
 }

@@ -95,19 +95,24 @@ void CpuOps::route(const RouteArgs& args) {
           float* score = scores.data + r * scores.stride;
           if (args.score == RouterScore::kSoftmax) {
             kernels_->softmax(logits, experts, score);
-          } else {
+          } else if (args.score == RouterScore::kSigmoid) {
             kernels_->sigmoid(logits, score, experts);
+          } else {
+            kernels_->sqrt_softplus(logits, score, experts);
           }
-          for (int64_t e = 0; e < experts; ++e) {
-            order[static_cast<size_t>(e)] = {bias == nullptr ? logits[e] : score[e] + bias[e], static_cast<int32_t>(e)};
-          }
-          std::partial_sort(order.begin(), order.begin() + chosen, order.end(), chosen_before);
           float* ids = args.ids.data + r * args.ids.stride;
           float* weights = args.weights.data + r * args.weights.stride;
+          for (int64_t e = 0; !args.given && e < experts; ++e) {
+            order[static_cast<size_t>(e)] = {bias == nullptr ? logits[e] : score[e] + bias[e], static_cast<int32_t>(e)};
+          }
+          if (!args.given) {
+            std::partial_sort(order.begin(), order.begin() + chosen, order.end(), chosen_before);
+            for (int64_t j = 0; j < chosen; ++j) ids[j] = static_cast<float>(order[static_cast<size_t>(j)].id);
+          }
           float sum = 0.0f;
           for (int64_t j = 0; j < chosen; ++j) {
-            const int32_t expert = order[static_cast<size_t>(j)].id;
-            ids[j] = static_cast<float>(expert);
+            const auto expert = static_cast<int64_t>(ids[j]);
+            kernel_check(expert >= 0 && expert < experts, "route: no such expert");
             weights[j] = score[expert];
             sum += score[expert];
           }
@@ -167,10 +172,14 @@ struct CpuOps::ExpertGroups {
     }
   }
 
-  // The group's rows follow one another in the pass: no copy is needed.
+  // The group's rows follow one another in the pass: no copy is needed. A choice that is given may name an expert twice
+  // for one row, so the ends alone do not tell.
   bool consecutive(const Group& group) const {
     const int32_t from = row_of[static_cast<size_t>(group.first)];
-    return row_of[static_cast<size_t>(group.first + group.places - 1)] - from == group.places - 1;
+    for (int32_t i = 1; i < group.places; ++i) {
+      if (row_of[static_cast<size_t>(group.first + i)] - from != i) return false;
+    }
+    return true;
   }
 };
 
@@ -202,10 +211,12 @@ void CpuOps::expert_inner(const ExpertsArgs& args, const ExpertGroups& groups, T
           const int64_t columns = set.all[static_cast<size_t>(group.expert)].columns;
           const float* gate = gate_up.data + place * gate_up.stride;
           float* out = inner.data + place * inner.stride;
-          if (set.gated) {
-            kernels_->silu_mul(gate, gate + columns, out, columns);
-          } else {
+          if (!set.gated) {
             kernels_->relu_squared(gate, out, columns);
+          } else if (args.limit > 0.0f) {
+            kernels_->silu_mul_limited(gate, gate + columns, args.limit, out, columns);
+          } else {
+            kernels_->silu_mul(gate, gate + columns, out, columns);
           }
         }
       });

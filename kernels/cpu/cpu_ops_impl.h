@@ -88,14 +88,14 @@ class CpuRecurrentState : public RecurrentState {
   int64_t head_floats() const { return dk_ * value_stride(); }
   float* head(int64_t v_head) { return memory_.floats() + v_head * head_floats(); }  // S [dk, value_stride]
   float* history(int64_t i) { return history_ + i * channels_; }  // [taps - 1, channels], oldest first
-  float* kept_qkv(int64_t row) { return kept_ + row * (channels_ + 2 * v_heads_); }  // [channels]
-  float* kept_b(int64_t row) { return kept_qkv(row) + channels_; }                   // [v_heads]
-  float* kept_a(int64_t row) { return kept_b(row) + v_heads_; }                      // [v_heads]
+  float* kept_qkv(int64_t row) { return kept_ + row * (channels_ + v_heads_ + decays_); }  // [channels]
+  float* kept_b(int64_t row) { return kept_qkv(row) + channels_; }                         // [v_heads]
+  float* kept_a(int64_t row) { return kept_b(row) + v_heads_; }                            // [decays]
   int64_t kept = 0;  // tentative rows of the last window
 
  private:
   friend class CpuOps;
-  int64_t dk_, dv_, v_heads_, channels_, taps_, max_window_;
+  int64_t dk_, dv_, v_heads_, channels_, decays_, taps_, max_window_;
   MemoryBlock memory_;
   float* history_ = nullptr;
   float* kept_ = nullptr;
@@ -145,6 +145,15 @@ class CpuOps : public Ops {
   void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override;
   void attention(const KvCache& cache, int64_t layer, const AttentionArgs& args) override;
   void delta_net(const DeltaNetArgs& args) override;
+  bool supports_latents() const override { return true; }
+  void layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out) override;
+  void silu_mul_limited(Tensor gate_up, float limit, Tensor out) override;
+  void rope_pairs(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table, bool back) override;
+  void hyper_collapse(const HyperArgs& args) override;
+  void hyper_expand(const HyperArgs& args) override;
+  void pool_rows(RowCache& cache, const PoolArgs& args) override;
+  void select_rows(const RowCache& cache, const SelectArgs& args) override;
+  void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override;
   void mamba2(const Mamba2Args& args) override;
   bool supports_gated_streams() const override { return true; }
   void scaled_silu(Tensor x, float scale) override;
@@ -187,6 +196,8 @@ class CpuOps : public Ops {
   DeltaRun start_delta_run(const DeltaNetArgs& args);
   void delta_inputs(const DeltaNetArgs& args, const DeltaRun& run);
   void delta_heads(const DeltaNetArgs& args, const DeltaRun& run);
+  void latent_item(const LatentAttentionArgs& args, int64_t r, int64_t first_head, int heads,
+                   const std::vector<const float*>& list, float* memory);
   Mamba2Run start_mamba2_run(const Mamba2Args& args);
   void mamba2_inputs(const Mamba2Args& args, const Mamba2Run& run);
   void mamba2_heads(const Mamba2Args& args, const Mamba2Run& run);

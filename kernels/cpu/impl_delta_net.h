@@ -25,15 +25,22 @@ inline void delta_gates(const float* b, const float* a, const float* a_log, cons
   });
 }
 
+inline void channel_decay(const float* a, const float* dt_bias, float a_log, float floor, int64_t n, float* decay) {
+  const Vec rate = v_exp(v_set1(a_log)), least = v_set1(floor);
+  for_lanes(n, [&](int64_t i, int64_t lanes) {
+    const Vec gate = v_sigmoid(v_mul(rate, v_add(load_part(a + i, lanes), load_part(dt_bias + i, lanes))));
+    store_part(decay + i, v_exp(v_mul(least, gate)), lanes);
+  });
+}
+
 // Columns [0, 16 * Vecs) of s, of which `lanes` are used in the last vector.
 template <int Vecs>
 inline void delta_columns(float* s, int64_t dk, int64_t stride, const float* q, const float* k, const float* v,
-                          float decay, float beta, float* y, int64_t lanes) {
-  const Vec g = v_set1(decay);
+                          const float* decay, int64_t decay_step, float beta, float* y, int64_t lanes) {
   Vec r[Vecs];
   for (Vec& x : r) x = v_zero();
   for (int64_t i = 0; i < dk; ++i) {
-    const Vec ki = v_set1(k[i]);
+    const Vec ki = v_set1(k[i]), g = v_set1(decay[i * decay_step]);
     float* row = s + i * stride;
     TF_UNROLL(4)
     for (int c = 0; c < Vecs; ++c) {
@@ -62,11 +69,11 @@ inline void delta_columns(float* s, int64_t dk, int64_t stride, const float* q, 
 }
 
 inline void delta_step(float* s, int64_t dk, int64_t dv, int64_t stride, const float* q, const float* k, const float* v,
-                       float decay, float beta, float* y) {
+                       const float* decay, int64_t decay_step, float beta, float* y) {
   int64_t c = 0;
-  for (; c + 64 <= dv; c += 64) delta_columns<4>(s + c, dk, stride, q, k, v + c, decay, beta, y + c, 16);
+  for (; c + 64 <= dv; c += 64) delta_columns<4>(s + c, dk, stride, q, k, v + c, decay, decay_step, beta, y + c, 16);
   for (; c < dv; c += 16) {
-    delta_columns<1>(s + c, dk, stride, q, k, v + c, decay, beta, y + c, dv - c < 16 ? dv - c : 16);
+    delta_columns<1>(s + c, dk, stride, q, k, v + c, decay, decay_step, beta, y + c, dv - c < 16 ? dv - c : 16);
   }
 }
 

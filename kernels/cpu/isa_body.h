@@ -28,6 +28,7 @@ inline constexpr int64_t kPrefetchBytes = 8192;  // how far ahead packed weights
 #include "kernels/cpu/impl_matmul.h"
 #include "kernels/cpu/impl_attention.h"
 #include "kernels/cpu/impl_delta_net.h"
+#include "kernels/cpu/impl_latent.h"
 #include "kernels/cpu/impl_mamba2.h"
 #include "kernels/cpu/impl_streams.h"
 // clang-format on
@@ -54,8 +55,15 @@ inline KernelTable make_table(const char* name) {
   t.attention_finish = attention_finish;
   t.conv_silu = conv_silu;
   t.delta_gates = delta_gates;
+  t.channel_decay = channel_decay;
   t.delta_step = delta_step;
   t.delta_output = delta_output;
+  t.layer_norm = layer_norm;
+  t.silu_mul_limited = silu_mul_limited;
+  t.sqrt_softplus = sqrt_softplus;
+  t.pool = pool;
+  t.index_score = index_score;
+  t.latent_split = latent_split;
   t.delta_output_sigmoid = delta_output_sigmoid;
   t.scaled_silu = scaled_silu;
   t.mix_streams = mix_streams;

@@ -53,6 +53,9 @@ struct AttentionState {
   float* out[kMaxQueries] = {};
 };
 
+/// Heads of a latent attention item.
+inline constexpr int kLatentHeads = 4;
+
 struct KernelTable {
   const char* name;
 
@@ -88,11 +91,28 @@ struct KernelTable {
   // beta = sigmoid(b), decay = exp(-exp(a_log) * softplus(a + dt_bias)).
   void (*delta_gates)(const float* b, const float* a, const float* a_log, const float* dt_bias, int64_t n, float* beta,
                       float* decay);
-  // One token of one head; s [dk][dv_stride].
+  // One head's decays with a floor: exp(floor * sigmoid(exp(a_log) * (a + dt_bias))).
+  void (*channel_decay)(const float* a, const float* dt_bias, float a_log, float floor, int64_t n, float* decay);
+  // One token of one head; s [dk][dv_stride]; decay[i * decay_step] is that of key channel i.
   void (*delta_step)(float* s, int64_t dk, int64_t dv, int64_t dv_stride, const float* q, const float* k,
-                     const float* v, float decay, float beta, float* y);
+                     const float* v, const float* decay, int64_t decay_step, float beta, float* y);
   // out = rms(y, norm) * silu(z).
   void (*delta_output)(const float* y, const float* z, const float* norm, int64_t dv, float eps, float* out);
+
+  // Latents (impl_latent.h).
+  void (*layer_norm)(const float* x, int64_t dim, const float* weight, const float* bias, float eps, float* out);
+  void (*silu_mul_limited)(const float* gate, const float* up, float limit, float* out, int64_t n);
+  void (*sqrt_softplus)(const float* x, float* out, int64_t n);
+  // Per channel: sum over j of softmax_j(gates[j] + bias[j]) * keys[j]; logits: count * n floats of scratch.
+  void (*pool)(const float* const* keys, const float* const* gates, const float* const* bias, int64_t count, int64_t n,
+               float* logits, float* out);
+  // sum over heads of weights[h] * weight_scale * max(scale * q_h . key, 0).
+  float (*index_score)(const float* q, int64_t heads, int64_t dim, const float* key, const float* weights, float scale,
+                       float weight_scale);
+  // One split of a list: scores[h * keys + j] = softmax numerators of q[h] . rows[j] * scale, with their maxima and
+  // sums; then out[h] = sum over j of scores * rows[j]. At most kLatentHeads heads.
+  void (*latent_split)(const float* const* q, int heads, const float* const* rows, int64_t keys, int64_t width,
+                       float scale, float* scores, float* max, float* sum, float* const* out);
 
   // out = rms(y, norm) * sigmoid(z).
   void (*delta_output_sigmoid)(const float* y, const float* z, const float* norm, int64_t dv, float eps, float* out);

@@ -10,6 +10,8 @@ int64_t scalar_bytes(WeightFormat format) {
   return format == WeightFormat::kF32 ? 4 : 2;
 }
 
+void no_latents(const char* op) { kernel_check(false, (std::string(op) + ": this backend has no latents").c_str()); }
+
 }  // namespace
 
 MatrixSource MatrixSource::slice_rows(int64_t first, int64_t count) const {
@@ -78,6 +80,15 @@ void Ops::route(const RouteArgs&) { kernel_check(false, "route: this backend has
 
 void Ops::experts(const ExpertsArgs&) { kernel_check(false, "experts: this backend has no experts"); }
 
+// Reached only by a caller that did not ask supports_latents().
+void Ops::layer_norm(Tensor, const Vector&, const Vector&, float, Tensor) { no_latents("layer_norm"); }
+void Ops::silu_mul_limited(Tensor, float, Tensor) { no_latents("silu_mul_limited"); }
+void Ops::rope_pairs(Tensor, int64_t, int64_t, const RopeTable&, bool) { no_latents("rope_pairs"); }
+void Ops::hyper_collapse(const HyperArgs&) { no_latents("hyper_collapse"); }
+void Ops::hyper_expand(const HyperArgs&) { no_latents("hyper_expand"); }
+void Ops::pool_rows(RowCache&, const PoolArgs&) { no_latents("pool_rows"); }
+void Ops::select_rows(const RowCache&, const SelectArgs&) { no_latents("select_rows"); }
+void Ops::latent_attention(const RowCache&, const LatentAttentionArgs&) { no_latents("latent_attention"); }
 // Likewise for supports_gated_streams().
 namespace {
 void no_streams(bool never = false) { kernel_check(never, "this backend has no gated streams and no chosen keys"); }

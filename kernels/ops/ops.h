@@ -231,11 +231,15 @@ struct DeltaNetShape {
   int64_t dv = 0;
   int64_t conv_kernel = 4;
   int64_t max_window = 16;  // most tentative rows a pass may have
+  /// A decay for each key channel of each value head, bounded from below, and an output gate of sigmoid (Kimi's delta
+  /// attention); else one decay a value head and a gate of silu. Ops::supports_latents() says whether it is there.
+  bool channel_decay = false;
   std::vector<int32_t> k_head_of;
   int64_t channels() const { return 2 * k_heads * dk + v_heads * dv; }
+  int64_t decays() const { return channel_decay ? v_heads * dk : v_heads; }
   /// Values that a sequence's state holds, about: what the memory plan counts.
   int64_t state_values() const {
-    return v_heads * dk * dv + channels() * (conv_kernel - 1) + max_window * (channels() + 2 * v_heads);
+    return v_heads * dk * dv + channels() * (conv_kernel - 1) + max_window * (channels() + v_heads + decays());
   }
 };
 
@@ -280,14 +284,16 @@ struct DeltaNetArgs {
   Tensor qkv;                       // [rows, channels] before the convolution: q heads | k heads | v heads
   Tensor z;                         // [rows, v_heads * dv]
   Tensor b;                         // [rows, v_heads]
-  Tensor a;                         // [rows, v_heads]
+  Tensor a;                         // [rows, v_heads], or [rows, v_heads * dk] with channel_decay
   const Vector* conv = nullptr;     // [channels * conv_kernel], kernel taps of one channel together, oldest first
   const Vector* a_log = nullptr;    // [v_heads]
-  const Vector* dt_bias = nullptr;  // [v_heads]
+  const Vector* dt_bias = nullptr;  // as wide as a row of `a`
+  float decay_floor = 0.0f;         // channel_decay: decay = exp(floor * sigmoid(exp(a_log) * (a + dt_bias)))
   const Vector* norm = nullptr;     // [dv]
   float eps = 1e-6f;
   bool sigmoid_gate = false;  // there where supports_gated_streams() is
-  Tensor out;                 // [rows, v_heads * dv]: rms(y, norm) * silu(z), or * sigmoid(z)
+  /// [rows, v_heads * dv]: rms(y, norm) * silu(z), or * sigmoid(z) with sigmoid_gate or channel_decay.
+  Tensor out;
   RowBatch rows;
   int64_t layer = 0;  // of rows.recurrent
 };
@@ -339,7 +345,7 @@ struct AttentionArgs {
 };
 
 /// How a router's logits become scores.
-enum class RouterScore : uint8_t { kSoftmax, kSigmoid };
+enum class RouterScore : uint8_t { kSoftmax, kSigmoid, kSqrtSoftplus };
 
 /// Most slots (chosen experts of a row, a shared one included) that a row may have.
 inline constexpr int64_t kMostExpertSlots = 64;
@@ -349,6 +355,7 @@ struct RouteArgs {
   Tensor logits;               // [rows, experts]
   Tensor shared_gate;          // [rows, 1], or no data: no shared expert, unless
   bool shared_always = false;  // there is one without a gate: weight 1
+  bool given = false;          // ids holds the choice of the routed ones already; only weights are computed
   RouterScore score = RouterScore::kSoftmax;
   const Vector* bias = nullptr;  // [experts], added to the scores for the choice alone; null: none
   bool renormalise = false;      // divide a row's weights by their sum
@@ -364,8 +371,14 @@ struct ExpertsArgs {
   Tensor ids;                       // [rows, slots] of route()
   Tensor weights;                   // [rows, slots]
   std::span<const Tensor> partial;  // out, one [rows, hidden] for each slice that the rank owns
+  float limit = 0.0f;               // over 0: gates are at most this, ups within +-this, before silu and product
 };
 
+// Arguments of operations on latents (latent_ops.h).
+struct HyperArgs;
+struct PoolArgs;
+struct SelectArgs;
+struct LatentAttentionArgs;
 // Arguments of operations on gated streams and of attention over chosen keys (stream_ops.h).
 struct MixStreamsArgs;
 struct InjectStreamsArgs;
@@ -499,16 +512,33 @@ class Ops {
   /// Packs the experts of one layer (at least one), number i from experts[i].
   virtual std::unique_ptr<ExpertWeights> pack_experts(std::span<const ExpertSource> experts);
   /// Scores: softmax over the row, exp(x - max) with 16 lanes folded by the fixed tree and one division; or the
-  /// sigmoid. The choice goes by logit, or by score + bias where there is a bias: larger first, NaN last, ties to the
-  /// lower number; slot order is that order. Weights are the chosen scores without the bias; renormalised: each divided
-  /// by (their sum in ascending slot order + 1e-20); then each times `scale`. With a shared expert the last slot is
-  /// expert number `experts` (logits.cols) with weight sigmoid(shared_gate), or 1 if it has no gate.
+  /// sigmoid, or sqrt(softplus). The choice goes by logit, or by score + bias where there is a bias: larger first, NaN
+  /// last, ties to the lower number; slot order is that order. Weights are the chosen scores without the bias;
+  /// renormalised: each divided by (their sum in ascending slot order + 1e-20); then each times `scale`. With a shared
+  /// expert the last slot is expert number `experts` (logits.cols) with weight sigmoid(shared_gate), or 1 if it has no
+  /// gate.
   virtual void route(const RouteArgs& args);
   /// partial[s][r] = sum over slots j, ascending, of weights[r, j] * y(j), the first product rounded, the others added
   /// by fma; y(j) = down_s(silu(gate x) * (up x)), or down_s(relu(up x)^2) where experts have no gate, of expert ids[r,
   /// j], each product in the order of matmul. Rows are
   /// grouped by expert as the backend likes: the bits do not tell.
   virtual void experts(const ExpertsArgs& args);
+
+  // Latents: what attention over compressed rows, and residuals of several streams, are made of. ----------------------
+  /// Whether the operations below, delta nets with channel_decay, limited silu and sqrt(softplus) are there; a model
+  /// that wants them is refused at load where they are not. Arguments and arithmetic: latent_ops.h.
+  virtual bool supports_latents() const { return false; }
+  /// (x - mean) / sqrt(variance + eps) * weight + bias over each row.
+  virtual void layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out);
+  /// gate_up [rows, 2 * n]: silu(min(gate, limit)) * clamp(up, -limit, limit).
+  virtual void silu_mul_limited(Tensor gate_up, float limit, Tensor out);
+  /// Rotates the last 2 * pairs dims of each head in place, pairs (2 i, 2 i + 1); `back` by the negative angle.
+  virtual void rope_pairs(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table, bool back);
+  virtual void hyper_collapse(const HyperArgs& args);
+  virtual void hyper_expand(const HyperArgs& args);
+  virtual void pool_rows(RowCache& cache, const PoolArgs& args);
+  virtual void select_rows(const RowCache& cache, const SelectArgs& args);
+  virtual void latent_attention(const RowCache& cache, const LatentAttentionArgs& args);
 
   // Positions. ----------------------------------------------------------------------------------------------------
   /// angle = position * inv_freq[i] in float64, cos and sin correctly computed there, times attention_factor, rounded
@@ -521,7 +551,10 @@ class Ops {
   virtual std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) = 0;
   virtual std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) = 0;
   /// Whether layers of this kind are there; a model that has one is refused at load where they are not.
-  virtual bool supports_state(const StateShape& shape) const { return std::holds_alternative<DeltaNetShape>(shape); }
+  virtual bool supports_state(const StateShape& shape) const {
+    const auto* delta = std::get_if<DeltaNetShape>(&shape);
+    return delta != nullptr && !delta->channel_decay;
+  }
   /// Whether row caches are there; a model that wants one is refused at load where they are not.
   virtual bool supports_row_caches() const { return false; }
   virtual std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages);

@@ -121,6 +121,23 @@ class NegativeControl : public Ops {
     inner_->attention(cache, layer, args);
   }
   void delta_net(const DeltaNetArgs& args) override { inner_->delta_net(args); }
+  bool supports_latents() const override { return inner_->supports_latents(); }
+  void layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out) override {
+    inner_->layer_norm(x, weight, bias, eps, out);
+  }
+  void silu_mul_limited(Tensor gate_up, float limit, Tensor out) override {
+    inner_->silu_mul_limited(gate_up, limit, out);
+  }
+  void rope_pairs(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table, bool back) override {
+    inner_->rope_pairs(x, heads, head_dim, table, back);
+  }
+  void hyper_collapse(const HyperArgs& args) override { inner_->hyper_collapse(args); }
+  void hyper_expand(const HyperArgs& args) override { inner_->hyper_expand(args); }
+  void pool_rows(RowCache& cache, const PoolArgs& args) override { inner_->pool_rows(cache, args); }
+  void select_rows(const RowCache& cache, const SelectArgs& args) override { inner_->select_rows(cache, args); }
+  void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override {
+    inner_->latent_attention(cache, args);
+  }
   void mamba2(const Mamba2Args& args) override { inner_->mamba2(args); }
   bool supports_gated_streams() const override { return inner_->supports_gated_streams(); }
   void scaled_silu(Tensor x, float scale) override { inner_->scaled_silu(x, scale); }

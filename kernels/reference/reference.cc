@@ -228,10 +228,17 @@ RefMatrix ref_delta_net(const RefDeltaInputs& in) {
       const std::vector<double> q = normalised(kh * s.dk, 1.0 / std::sqrt(static_cast<double>(s.dk)));
       const std::vector<double> k = normalised(key_width + kh * s.dk, 1.0);
       const double beta = sigmoid(in.b.at(t, h));
-      const double g = std::exp(-std::exp(static_cast<double>(in.a_log[static_cast<size_t>(h)])) *
-                                softplus(in.a.at(t, h) + in.dt_bias[static_cast<size_t>(h)]));
+      const double rate = std::exp(static_cast<double>(in.a_log[static_cast<size_t>(h)]));
+      const auto decay = [&](int64_t i) {  // of key channel i
+        const int64_t at = s.channel_decay ? h * s.dk + i : h;
+        const double step = in.a.at(t, at) + in.dt_bias[static_cast<size_t>(at)];
+        return std::exp(s.channel_decay ? in.decay_floor * sigmoid(rate * step) : -rate * softplus(step));
+      };
       RefMatrix& matrix = state[static_cast<size_t>(h)];
-      for (double& e : matrix.v) e *= g;
+      for (int64_t i = 0; i < s.dk; ++i) {
+        const double g = decay(i);
+        for (int64_t c = 0; c < s.dv; ++c) matrix.at(i, c) *= g;
+      }
       RefMatrix y(1, s.dv);
       for (int64_t c = 0; c < s.dv; ++c) {
         double r = 0;
@@ -243,7 +250,10 @@ RefMatrix ref_delta_net(const RefDeltaInputs& in) {
         }
       }
       const RefMatrix normed = ref_rms_norm(y, 1, in.norm, in.eps);
-      for (int64_t c = 0; c < s.dv; ++c) out.at(t, h * s.dv + c) = normed.at(0, c) * silu(in.z.at(t, h * s.dv + c));
+      for (int64_t c = 0; c < s.dv; ++c) {
+        const double z = in.z.at(t, h * s.dv + c);
+        out.at(t, h * s.dv + c) = normed.at(0, c) * (s.channel_decay ? sigmoid(z) : silu(z));
+      }
     }
   }
   return out;

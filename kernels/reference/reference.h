@@ -62,6 +62,7 @@ struct RefDeltaInputs {
   RefMatrix qkv, z, b, a;
   std::vector<float> conv, a_log, dt_bias, norm;
   double eps = 1e-6;
+  double decay_floor = 0;  // with channel_decay
 };
 RefMatrix ref_delta_net(const RefDeltaInputs& in);
 

@@ -154,15 +154,16 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
                            report->cells.size(), report->seconds,
                            static_cast<double>(report->cells.size()) / report->seconds, report->greedy_hash,
                            report->sampled_hash);
-  check_coverage(
-      *report, options.axes,
-      name == "qwen3_5" || name == "qwen3_5_moe" || name == "sprout" || name == "nemotron_h" || name == "qwen4_exp");
+  check_coverage(*report, options.axes,
+                 name == "qwen3_5" || name == "qwen3_5_moe" || name == "sprout" || name == "nemotron_h" ||
+                     name == "qwen4_exp" || name == "glm5_next_mtp");
   check_golden(name, *report);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Differential,
                          ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe",
-                                           "qwen3_next", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "sprout"),
+                                           "qwen3_next", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next",
+                                           "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
 // Cells that a broken kernel must show up in, for a quick negative control.

@@ -6,13 +6,16 @@
 namespace tensorfold {
 namespace {
 
-DeltaNetShape make_shape(int64_t k_heads, int64_t v_heads, int64_t dk, int64_t dv) {
+constexpr float kFloor = -5.0f;
+
+DeltaNetShape make_shape(int64_t k_heads, int64_t v_heads, int64_t dk, int64_t dv, bool channel_decay = false) {
   DeltaNetShape s;
   s.k_heads = k_heads;
   s.v_heads = v_heads;
   s.dk = dk;
   s.dv = dv;
   s.max_window = 8;
+  s.channel_decay = channel_decay;
   for (int64_t h = 0; h < v_heads; ++h) s.k_head_of.push_back(static_cast<int32_t>(h * k_heads / v_heads));
   return s;
 }
@@ -27,12 +30,12 @@ struct Layer {
     Random parameters(99), random(seed);
     conv = parameters.vector(s.channels() * s.conv_kernel);
     a_log = parameters.vector(s.v_heads);
-    dt_bias = parameters.vector(s.v_heads);
+    dt_bias = parameters.vector(s.decays());
     norm = parameters.vector(s.dv);
     qkv = random.vector(rows * s.channels());
     z = random.vector(rows * s.v_heads * s.dv);
     b = random.vector(rows * s.v_heads);
-    a = random.vector(rows * s.v_heads);
+    a = random.vector(rows * s.decays());
   }
 };
 
@@ -57,7 +60,7 @@ std::vector<float> pass(Ops& ops, const std::vector<Window>& windows) {
     append(&qkv, w.layer->qkv, s.channels());
     append(&z, w.layer->z, s.v_heads * s.dv);
     append(&b, w.layer->b, s.v_heads);
-    append(&a, w.layer->a, s.v_heads);
+    append(&a, w.layer->a, s.decays());
     groups.push_back({rows, w.rows, w.position, w.accepted, w.certain, {}});
     states.push_back(w.state);
     rows += w.rows;
@@ -70,11 +73,12 @@ std::vector<float> pass(Ops& ops, const std::vector<Window>& windows) {
   args.qkv = upload(ops, rows, s.channels(), qkv);
   args.z = upload(ops, rows, s.v_heads * s.dv, z);
   args.b = upload(ops, rows, s.v_heads, b);
-  args.a = upload(ops, rows, s.v_heads, a);
+  args.a = upload(ops, rows, s.decays(), a);
   args.conv = conv.get();
   args.a_log = a_log.get();
   args.dt_bias = dt_bias.get();
   args.norm = norm.get();
+  args.decay_floor = kFloor;
   args.out = ops.scratch(rows, s.v_heads * s.dv);
   const std::vector<RecurrentState*> layers[] = {states};
   args.rows = batch_of(groups);
@@ -96,14 +100,16 @@ std::vector<float> serial(Ops& ops, const Layer& layer, int64_t chunk) {
 
 // Protects the values against double precision, and chunking, threads and instruction sets bit for bit.
 void delta_net_against_reference(Checker& c) {
-  for (const DeltaNetShape& s : {make_shape(2, 4, 16, 16), make_shape(1, 3, 24, 40), make_shape(2, 2, 64, 128)}) {
+  for (const DeltaNetShape& s : {make_shape(2, 4, 16, 16), make_shape(1, 3, 24, 40), make_shape(2, 2, 64, 128),
+                                 make_shape(3, 3, 24, 40, true)}) {
     const Layer layer(s, 30, 41);
     RefDeltaInputs in;
     in.shape = &s;
     in.qkv = to_ref(30, s.channels(), layer.qkv);
     in.z = to_ref(30, s.v_heads * s.dv, layer.z);
     in.b = to_ref(30, s.v_heads, layer.b);
-    in.a = to_ref(30, s.v_heads, layer.a);
+    in.a = to_ref(30, s.decays(), layer.a);
+    in.decay_floor = kFloor;
     in.conv = layer.conv;
     in.a_log = layer.a_log;
     in.dt_bias = layer.dt_bias;
@@ -124,8 +130,7 @@ void delta_net_against_reference(Checker& c) {
 
 // Protects "rejected drafts leave no trace": windows of any width with any number accepted give the serial rows, beside
 // a batch-mate that accepts other numbers, for every variant.
-void delta_net_commits_only_accepted_rows(Checker& c) {
-  const DeltaNetShape s = make_shape(2, 4, 16, 24);
+void commits_only_accepted_rows(Checker& c, const DeltaNetShape& s) {
   const int64_t cols = s.v_heads * s.dv;
   const Layer layer(s, 60, 42), mate(s, 60, 43);
   // Drafted rows that get rejected carry these other inputs.
@@ -144,7 +149,7 @@ void delta_net_commits_only_accepted_rows(Checker& c) {
         Layer drafted = layer;
         for (int64_t r = at + 1 + good; r < at + 1 + tentative; ++r) {
           std::copy_n(wrong.qkv.begin() + r * s.channels(), s.channels(), drafted.qkv.begin() + r * s.channels());
-          std::copy_n(wrong.a.begin() + r * s.v_heads, s.v_heads, drafted.a.begin() + r * s.v_heads);
+          std::copy_n(wrong.a.begin() + r * s.decays(), s.decays(), drafted.a.begin() + r * s.decays());
         }
         const std::vector<float> out = pass(*v.ops, {{&mate, mate_state.get(), mate_at, 1, 0, 1},
                                                      {&drafted, state.get(), at, 1 + tentative, accepted, 1}});
@@ -164,6 +169,11 @@ void delta_net_commits_only_accepted_rows(Checker& c) {
       c.expect(same_bits(again, {want.begin(), want.begin() + 10 * cols}), v.name + ": after reset");
     }
   }
+}
+
+void delta_net_commits_only_accepted_rows(Checker& c) {
+  commits_only_accepted_rows(c, make_shape(2, 4, 16, 24));
+  commits_only_accepted_rows(c, make_shape(3, 3, 16, 24, true));
 }
 
 }  // namespace

@@ -102,7 +102,8 @@ struct Mixture {
   std::vector<float> x, ids, weights;
   RefRoutes routes{{}, RefMatrix(kRows, kSlots)};
 
-  explicit Mixture(uint64_t seed, bool gated = true) {
+  // `repeats`: the first rows name an expert twice, so that its rows are 0, 0, 2.
+  explicit Mixture(uint64_t seed, bool gated = true, bool repeats = false) {
     Random random(seed);
     for (int64_t e = 0; e < kExperts; ++e) {
       const int64_t columns = e + 1 == kExperts ? 96 : 64;
@@ -129,6 +130,7 @@ struct Mixture {
         const int64_t e = random.below(kExperts - 1);
         if (e != 4 && std::find(row.begin(), row.end(), e) == row.end()) row.push_back(e);
       }
+      if (repeats && r < 3) row = r == 1 ? std::vector<int64_t>{1, 3, 0} : std::vector<int64_t>{2, r == 0 ? 2 : 1, 3};
       row.push_back(kExperts - 1);
       ids.insert(ids.end(), row.begin(), row.end());
       routes.ids.push_back(row);
@@ -196,13 +198,14 @@ std::vector<float> by_definition(Ops& ops, const Mixture& m, int64_t row, int64_
 }
 
 // Protects experts: the definition bit for bit, double precision, an expert without rows, and equality on every
-// instruction set, thread count, row count, and for a rank that owns one slice of two.
+// instruction set, thread count, row count, for a rank that owns one slice of two, and where a row names an expert
+// twice.
 void check_experts(Checker& c, const Mixture& m) {
   const int64_t half = kRows * Mixture::kHidden;
   const RefMatrix want = ref_experts(m.reference, to_ref(kRows, Mixture::kHidden, m.x), m.routes);
   std::vector<float> first;
   for (Variant& v : all_variants({1, 2, 3})) {
-    for (int64_t rows : {kRows, int64_t{1}, int64_t{2}, int64_t{9}}) {
+    for (int64_t rows : {kRows, int64_t{1}, int64_t{2}, int64_t{3}, int64_t{9}}) {
       const std::vector<float> got = run_experts(*v.ops, m, rows, 0, 2);
       if (first.empty()) {
         first = got;
@@ -231,7 +234,10 @@ void check_experts(Checker& c, const Mixture& m) {
   }
 }
 
-void experts(Checker& c) { check_experts(c, Mixture(71)); }
+void experts(Checker& c) {
+  check_experts(c, Mixture(71));
+  check_experts(c, Mixture(75, true, true));
+}
 
 // Protects the same of experts without gates.
 void ungated_experts(Checker& c) { check_experts(c, Mixture(74, false)); }

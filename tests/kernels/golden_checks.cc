@@ -16,12 +16,16 @@ struct Golden {
 // If a change of arithmetic is intended, raise kNumericsVersion and take the new values from the failure messages.
 constexpr const char* kGoldenVersion = "tf-numerics-1";
 constexpr Golden kGolden[] = {
-    {"math64", 0x9cb95c61efb2706c},          {"matmul_f32", 0xb6af430bec15d66d},    {"matmul_bf16", 0xc09a42c59770452e},
-    {"matmul_f16", 0x1b4987e074f29312},      {"matmul_affine", 0xe7cf3feeafe75311}, {"rms_norm", 0x5b058a7fd4de02bd},
-    {"activations", 0x4c108c8f907d98c7},     {"rope", 0x048c39adfbb93754},          {"attention", 0xe5f812785bc5cdea},
-    {"delta_net", 0xa964fe3ad7c7967c},       {"router", 0x19baf2cf0fad413c},        {"experts", 0x7739a78cacfcfd89},
-    {"ungated_experts", 0xf3ccf67ab1acdb41}, {"mamba2", 0x44ae7d0384af85a5},        {"streams", 0x2c7f079a23658441},
-    {"chosen_keys", 0x5a5228cda206f057},
+    {"math64", 0x9cb95c61efb2706c},          {"matmul_f32", 0xb6af430bec15d66d},
+    {"matmul_bf16", 0xc09a42c59770452e},     {"matmul_f16", 0x1b4987e074f29312},
+    {"matmul_affine", 0xe7cf3feeafe75311},   {"rms_norm", 0x5b058a7fd4de02bd},
+    {"activations", 0x4c108c8f907d98c7},     {"rope", 0x048c39adfbb93754},
+    {"attention", 0xe5f812785bc5cdea},       {"delta_net", 0xa964fe3ad7c7967c},
+    {"router", 0x19baf2cf0fad413c},          {"experts", 0x7739a78cacfcfd89},
+    {"ungated_experts", 0xf3ccf67ab1acdb41}, {"mamba2", 0x44ae7d0384af85a5},
+    {"streams", 0x2c7f079a23658441},         {"chosen_keys", 0x5a5228cda206f057},
+    {"kimi_delta", 0xc1dabf0a9abc9b18},      {"hyper_streams", 0xa15abd5166b694b4},
+    {"latents", 0x53f0780f7a37a15c},
 };
 
 void compare(Checker& c, const std::string& variant, const std::string& name, uint64_t hash) {
@@ -98,7 +102,7 @@ uint64_t attention_hash(Ops& ops) {
   return hash_bits(download(ops, args.out));
 }
 
-uint64_t delta_net_hash(Ops& ops) {
+uint64_t delta_net_hash(Ops& ops, bool channel_decay = false) {
   Random random(61);
   DeltaNetShape s;
   s.k_heads = 2;
@@ -106,10 +110,11 @@ uint64_t delta_net_hash(Ops& ops) {
   s.dk = 32;
   s.dv = 48;
   s.k_head_of = {0, 0, 1, 1};
+  s.channel_decay = channel_decay;
   const int64_t rows = 25;
   ops.begin_pass();
   const auto conv = ops.pack_vector(random.vector(s.channels() * 4)), a_log = ops.pack_vector(random.vector(4)),
-             dt_bias = ops.pack_vector(random.vector(4)), norm = ops.pack_vector(random.vector(s.dv));
+             dt_bias = ops.pack_vector(random.vector(s.decays())), norm = ops.pack_vector(random.vector(s.dv));
   const auto state = ops.make_recurrent_state(s);
   const std::vector<RecurrentState*> states[] = {{state.get()}};
   const RowGroup group{0, rows, 0, 0, rows - 5, {}};
@@ -118,7 +123,8 @@ uint64_t delta_net_hash(Ops& ops) {
   args.qkv = upload(ops, rows, s.channels(), random.vector(rows * s.channels()));
   args.z = upload(ops, rows, 4 * s.dv, random.vector(rows * 4 * s.dv));
   args.b = upload(ops, rows, 4, random.vector(rows * 4));
-  args.a = upload(ops, rows, 4, random.vector(rows * 4));
+  args.a = upload(ops, rows, s.decays(), random.vector(rows * s.decays()));
+  args.decay_floor = -5.0f;
   args.conv = conv.get();
   args.a_log = a_log.get();
   args.dt_bias = dt_bias.get();
@@ -156,6 +162,9 @@ void golden_ops(Checker& c) {
     compare(c, v.name, "rope", hash_bits(download(ops, normed)));
     compare(c, v.name, "attention", attention_hash(ops));
     compare(c, v.name, "delta_net", delta_net_hash(ops));
+    compare(c, v.name, "kimi_delta", delta_net_hash(ops, true));
+    compare(c, v.name, "hyper_streams", hyper_streams_hash(ops));
+    compare(c, v.name, "latents", latents_hash(ops));
     compare(c, v.name, "router", router_hash(ops));
     compare(c, v.name, "experts", experts_hash(ops));
     compare(c, v.name, "ungated_experts", ungated_experts_hash(ops));

@@ -27,8 +27,11 @@ std::string kind_of(std::string_view path, Skip skip) {
   if (skip == Skip::kVision) return "vision";
   if (skip != Skip::kNo) return "skipped";
   if (path.starts_with("mtp.")) return "mtp";
-  if (path.starts_with("embed_tokens.") || path.starts_with("embeddings.")) return "embedding";
-  if (path.starts_with("lm_head.")) return "head";
+  if (path.starts_with("embed_tokens.") || path.starts_with("embeddings.") || path.starts_with("embed.")) {
+    return "embedding";
+  }
+  if (path.starts_with("lm_head.") || path.starts_with("head.")) return "head";
+  if (path.find("hc_") != std::string_view::npos) return "streams";
   if (path.find(".mixer.") != std::string_view::npos) return kind_of_mixer(path);
   if (path.find("ngram_embedding.") != std::string_view::npos) return "n-gram tables";
   if (path.find(".ple.") != std::string_view::npos) return "n-grams";
@@ -37,12 +40,18 @@ std::string kind_of(std::string_view path, Skip skip) {
   const bool norm = path.ends_with("norm.weight") || path.ends_with("norm_f.weight");
   if (path.find(".linear_attn.") != std::string_view::npos) return "delta_net";
   if (norm) return "norms";
-  if (path.find(".self_attn.") != std::string_view::npos) return "attention";
-  if (path.find(".mlp.experts.") != std::string_view::npos || path.find(".switch_mlp.") != std::string_view::npos) {
+  if (path.find(".self_attn.") != std::string_view::npos || path.find(".attn.") != std::string_view::npos) {
+    return "attention";
+  }
+  if (path.find(".mlp.experts.") != std::string_view::npos || path.find(".switch_mlp.") != std::string_view::npos ||
+      path.find(".ffn.experts.") != std::string_view::npos) {
     return "experts";
   }
-  if (path.find(".mlp.shared_expert.") != std::string_view::npos) return "shared expert";
-  if (path.find(".mlp.gate.") != std::string_view::npos ||
+  if (path.find(".mlp.shared_expert") != std::string_view::npos && path.find("_gate.") == std::string_view::npos) {
+    return "shared expert";
+  }
+  if (path.find(".ffn.shared_experts.") != std::string_view::npos) return "shared expert";
+  if (path.find(".mlp.gate.") != std::string_view::npos || path.find(".ffn.gate.") != std::string_view::npos ||
       path.find(".shared_expert_gate.") != std::string_view::npos) {
     return "router";
   }

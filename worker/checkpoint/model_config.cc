@@ -9,6 +9,7 @@
 #include <set>
 
 #include "worker/checkpoint/json_fields.h"
+#include "worker/checkpoint/latent_config.h"
 #include "worker/checkpoint/nemotron_config.h"
 #include "worker/checkpoint/qwen4_config.h"
 #include "worker/checkpoint/rope_config.h"
@@ -37,7 +38,10 @@ const std::vector<FamilyRow>& family_rows() {
       {"qwen3_5_moe_text", Family::kQwen3_5Moe, {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
       {"nemotron_h", Family::kNemotronH, {"NemotronHForCausalLM"}},
       {"qwen4_exp", Family::kQwen4Exp, {"Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM"}},
-      {"qwen4_exp_text", Family::kQwen4Exp, {"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"}}};
+      {"qwen4_exp_text", Family::kQwen4Exp, {"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"}},
+      {"glm5_next", Family::kGlm5Next, {"Glm5NextForConditionalGeneration", "Glm5NextForCausalLM"}},
+      {"glm5_next_text", Family::kGlm5Next, {"Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"}},
+      {"deepseek_v4", Family::kDeepseekV4, {"DeepseekV4ForCausalLM"}}};
   return rows;
 }
 
@@ -73,7 +77,7 @@ absl::StatusOr<const object*> find_text_config(const object& config, const Famil
   const object* text = fields.object("text_config");
   if (!fields.ok()) return fields.status();
   if (text == nullptr) return text;
-  constexpr std::array<std::string_view, 3> kComposite = {"qwen3_5", "qwen3_5_moe", "qwen4_exp"};
+  constexpr std::array<std::string_view, 4> kComposite = {"qwen3_5", "qwen3_5_moe", "qwen4_exp", "glm5_next"};
   if (std::find(kComposite.begin(), kComposite.end(), row.model_type) == kComposite.end()) {
     return absl::InvalidArgumentError(fmt::format("{}: model_type {} has a text_config; only {} are read with one",
                                                   label, row.model_type, fmt::join(kComposite, ", ")));
@@ -106,7 +110,7 @@ void refuse_features(FieldReader& fields, const ModelConfig& config) {
     }
   }
   for (const std::string_view key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    const bool routed = config.family == Family::kNemotronH;
+    const bool routed = config.family == Family::kNemotronH || is_latent(config.family);
     if (has_experts(config.family) && routed == (key == "n_routed_experts")) continue;
     if (fields.integer(key, 0, 1 << 20, 0) > 0) {
       fields.refuse(key, fmt::format("0 ({} has no experts under this name)", config.model_type));
@@ -322,6 +326,7 @@ std::string experts_text(const ModelConfig& c) {
     text += fmt::format("router={},{},{:a} shared gate={} gated={}\n", e.sigmoid, e.choice_bias, e.scale, e.shared_gate,
                         e.gated);
   }
+  if (e.sqrt_softplus) text += "scores=sqrt_softplus\n";
   return text;
 }
 
@@ -338,6 +343,12 @@ char letter_of(LayerKind kind) {
       return 'F';
     case LayerKind::kLinearAttention:
       return 'L';
+    case LayerKind::kWindow:
+      return 'W';
+    case LayerKind::kWindowAndChosen:
+      return 'C';
+    case LayerKind::kWindowAndPooled:
+      return 'P';
     case LayerKind::kMamba2:
       return 'M';
     case LayerKind::kNone:
@@ -386,6 +397,10 @@ std::string_view family_name(Family family) {
       return "nemotron_h";
     case Family::kQwen4Exp:
       return "qwen4_exp";
+    case Family::kGlm5Next:
+      return "glm5_next";
+    case Family::kDeepseekV4:
+      return "deepseek_v4";
   }
   return "unknown";
 }
@@ -395,9 +410,11 @@ bool is_hybrid(Family family) {
          family == Family::kQwen4Exp;
 }
 
+bool is_latent(Family family) { return family == Family::kGlm5Next || family == Family::kDeepseekV4; }
+
 bool has_experts(Family family) {
   return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe ||
-         family == Family::kNemotronH || family == Family::kQwen4Exp;
+         family == Family::kNemotronH || family == Family::kQwen4Exp || is_latent(family);
 }
 
 int64_t ModelConfig::count(LayerKind kind) const { return std::count(layers.begin(), layers.end(), kind); }
@@ -408,7 +425,7 @@ std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
   for (LayerKind kind : c.layers) kinds += letter_of(kind);
   const std::string quantization = canonical_text(c.quantization);
-  return experts_text(c) + mamba2_text(c) + qwen4_text(c) + yarn_text(c.rope) +
+  return experts_text(c) + mamba2_text(c) + qwen4_text(c) + yarn_text(c.rope) + latent_text(c) +
          fmt::format(
              "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
              "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"
@@ -437,13 +454,15 @@ absl::StatusOr<ModelConfig> parse_config(std::string_view config_json, std::stri
   config.family = (*row)->family;
   config.model_type = std::string((*row)->model_type);
   config.quantization = std::move(*quantization);
-  config.qk_norm = config.family != Family::kLlama && config.family != Family::kNemotronH;
+  config.qk_norm = config.family != Family::kLlama && config.family != Family::kNemotronH && !is_latent(config.family);
   config.attn_output_gate = config.zero_centred_norms = is_hybrid(config.family);
   FieldReader fields(label, *top, *text, "text_config.");
-  parse_dimensions(fields, config);
+  if (!is_latent(config.family)) parse_dimensions(fields, config);
   if (!fields.ok()) return fields.status();
   refuse_features(fields, config);
-  if (config.family == Family::kNemotronH) {
+  if (is_latent(config.family)) {
+    parse_latent(fields, config);
+  } else if (config.family == Family::kNemotronH) {
     parse_nemotron_h(fields, config);
   } else {
     parse_layers(fields, config);

@@ -12,15 +12,37 @@
 
 namespace tensorfold {
 
-enum class Family : uint8_t { kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen3_5, kQwen3_5Moe, kNemotronH, kQwen4Exp };
+enum class Family : uint8_t {
+  kLlama,
+  kQwen3,
+  kQwen3Moe,
+  kQwen3Next,
+  kQwen3_5,
+  kQwen3_5Moe,
+  kNemotronH,
+  kQwen4Exp,
+  kGlm5Next,
+  kDeepseekV4
+};
 std::string_view family_name(Family family);
 /// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe, qwen4_exp.
 bool is_hybrid(Family family);
+/// Attention over latents and residuals of several streams: glm5_next, deepseek_v4.
+bool is_latent(Family family);
 /// Mixtures of experts in some or all layers.
 bool has_experts(Family family);
 
-/// What mixes tokens in a layer; kNone in a block that is an MLP or experts alone.
-enum class LayerKind : uint8_t { kFullAttention, kLinearAttention, kMamba2, kNone };
+/// What mixes tokens in a layer; kNone in a block that is an MLP or experts alone. deepseek_v4's: a window of the last
+/// tokens; the window and chosen pooled rows; the window and all pooled rows.
+enum class LayerKind : uint8_t {
+  kFullAttention,
+  kLinearAttention,
+  kMamba2,
+  kNone,
+  kWindow,
+  kWindowAndChosen,
+  kWindowAndPooled
+};
 
 enum class MlpKind : uint8_t { kDense, kExperts, kNone };
 
@@ -55,6 +77,7 @@ struct LinearAttentionConfig {
   int64_t conv_kernel = 0;
   bool fused = false;         // in_proj_qkvz and in_proj_ba, interleaved by key head (qwen3_next)
   bool sigmoid_gate = false;  // the output's gate is a sigmoid, not silu
+  double decay_floor = 0.0;   // below 0: a decay for each key channel, its logarithm at least this (glm5_next)
 };
 
 /// Attention over chosen keys: windows of `tokens` tokens, whose mean index keys are scored; all 0 where every key is
@@ -108,9 +131,38 @@ struct ExpertsConfig {
   bool shared_gate = true;               // the shared expert has a sigmoid gate
   bool renormalise = false;              // the chosen experts' weights are divided by their sum
   bool sigmoid = false;                  // scores are sigmoids of the router's logits, not a softmax
+  bool sqrt_softplus = false;            // or square roots of their softplus
   bool choice_bias = false;              // a bias is added to the scores for the choice alone
   double scale = 1.0;                    // of the routed experts' weights
   bool gated = true;                     // silu(gate x) * (up x); else relu(up x)^2
+};
+
+/// Attention whose keys and values are one latent row a token, chosen by an indexer.
+struct LatentConfig {
+  int64_t q_rank = 0;   // of the queries' latent
+  int64_t kv_rank = 0;  // of the cached latent
+  int64_t key_dim = 0;  // of a query head before it is taken to the latent's space
+  // Indexer, whose keys are pooled over `index_tokens` tokens: the `index_windows` best of those are attended to.
+  int64_t index_heads = 0;
+  int64_t index_dim = 0;
+  int64_t index_tokens = 0;
+  int64_t index_windows = 0;
+  std::vector<bool> shared_choice;  // by layer: takes the choice of the attention layer before it
+  // deepseek_v4. A layer attends to the last `window` tokens and to pooled rows of index_tokens (kWindowAndChosen) or
+  // pooled_tokens (kWindowAndPooled) tokens each.
+  int64_t window = 0;
+  int64_t pooled_tokens = 0;
+  int64_t out_groups = 0;  // of heads, each with a projection of its own to out_rank values
+  int64_t out_rank = 0;
+  RopeConfig pooled_rope;              // in layers that have pooled rows; else ModelConfig::rope
+  std::vector<bool> experts_by_token;  // by layer: a table gives each token's experts
+};
+
+/// A residual of several streams that hyper-connections mix.
+struct StreamsConfig {
+  int64_t count = 0;  // 0: a plain residual
+  double eps = 0.0;
+  int64_t iterations = 0;  // of the balancing of the mixing matrix
 };
 
 struct ModelConfig {
@@ -134,6 +186,9 @@ struct ModelConfig {
   IndexerConfig indexer;
   GatedStreamsConfig gated_streams;
   NgramConfig ngrams;
+  LatentConfig latent;  // all 0 in families of plain attention; head_dim is then that of the values
+  StreamsConfig streams;
+  double swiglu_limit = 0.0;        // over 0: gates and ups of MLPs and experts are clamped
   bool attn_output_gate = false;    // q_proj holds a gate beside each head's query
   bool qk_norm = false;             // q_norm and k_norm before the rotation
   bool zero_centred_norms = false;  // the family stores gamma - 1, unless a converter added the 1 (names.h)

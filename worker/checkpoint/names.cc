@@ -37,6 +37,19 @@ constexpr std::array<std::string_view, 10> kMtpNorms = {"mtp.norm.weight",
                                                         "mtp.layers.0.self_attn.q_norm.weight",
                                                         "mtp.layers.0.self_attn.k_norm.weight"};
 
+// deepseek_v4's names of what other families call gate_proj and so on.
+std::string shortened(std::string_view path) {
+  std::string out(path);
+  for (const auto& [name, stored] : {std::pair<std::string_view, std::string_view>{"gate_proj", "w1"},
+                                     {"up_proj", "w3"},
+                                     {"down_proj", "w2"},
+                                     {"gate.e_score_correction_bias", "gate.bias"}}) {
+    const size_t at = out.find(name);
+    if (at != std::string::npos && out[at - 1] == '.') out.replace(at, name.size(), stored);
+  }
+  return out;
+}
+
 std::string first_names(const TensorSource& source) {
   std::string out;
   for (size_t i = 0; i < std::min<size_t>(source.names().size(), 5); ++i) {
@@ -54,6 +67,7 @@ std::string Layout::full_name(std::string_view path) const {
     return main_prefix_ + embedding_ + std::string(path.substr(12));
   }
   if (path == "norm" || path == "norm.weight") return main_prefix_ + final_norm_ + std::string(path.substr(4));
+  if (short_names_) return main_prefix_ + shortened(path);
   return main_prefix_ + std::string(path);
 }
 
@@ -68,8 +82,9 @@ Skip Layout::skip(std::string_view full_name) const {
       "image_newline", "embed_vision.", "vision_projection."};
   const std::string_view path = strip_prefixes(full_name);
   if (starts_with_any(path, kVision)) return Skip::kVision;
-  if (path.starts_with("mtp.") && !has_mtp_) return Skip::kMtp;
-  if (path.starts_with("lm_head.") && tied_head_) return Skip::kTiedHead;
+  const bool mtp = path.starts_with("mtp.") || (!mtp_layer_.empty() && path.starts_with(mtp_layer_));
+  if (mtp && !has_mtp_) return Skip::kMtp;
+  if (path.starts_with(head_module_ + ".") && tied_head_) return Skip::kTiedHead;
   if (path.ends_with("rotary_emb.inv_freq")) return Skip::kRopeCache;
   return Skip::kNo;
 }
@@ -90,9 +105,17 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
     mtp_first_ = "mtp.layers.0.eh_proj.weight";
   }
   if (source.config().family == Family::kQwen4Exp) mtp_first_ = "mtp.fc_embedding.weight";
+  short_names_ = source.config().family == Family::kDeepseekV4;
+  const auto has_embedding = [&](std::string_view prefix) {
+    return source.find(fmt::format("{}{}.weight", prefix, embedding_)) != nullptr;
+  };
+  if (short_names_) {  // saved with its original names, or with those of a later library
+    head_module_ = "head";
+    if (std::none_of(kMainPrefixes.begin(), kMainPrefixes.end(), has_embedding)) embedding_ = "embed";
+  }
   std::vector<std::string_view> found;
   for (std::string_view prefix : kMainPrefixes) {
-    if (source.find(fmt::format("{}{}.weight", prefix, embedding_)) != nullptr) found.push_back(prefix);
+    if (has_embedding(prefix)) found.push_back(prefix);
   }
   if (found.empty()) {
     std::string tried;
@@ -108,6 +131,14 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
   }
   main_prefix_ = found[0];
   notes_.push_back(fmt::format("language model under '{}'", main_prefix_));
+
+  if (source.config().family == Family::kGlm5Next) {
+    mtp_layer_ = fmt::format("layers.{}.", source.config().layer_count());
+    has_mtp_ = source.config().mtp_layers > 0 && source.find(full_name(mtp_layer_ + "eh_proj.weight")) != nullptr;
+    if (has_mtp_) notes_.push_back(fmt::format("MTP layer under '{}{}'", main_prefix_, mtp_layer_));
+    if (!has_mtp_ && source.config().mtp_layers > 0) notes_.push_back("no MTP layer in the weights");
+    return absl::OkStatus();
+  }
 
   const auto mtp = std::find_if(kMtpPrefixes.begin(), kMtpPrefixes.end(), [&](std::string_view prefix) {
     return source.find(std::string(prefix) + mtp_first_) != nullptr;
@@ -134,7 +165,7 @@ absl::Status Layout::find_head(const TensorSource& source) {
   const ModelConfig& config = source.config();
   const auto at = std::find_if(kHeadPrefixes.begin(), kHeadPrefixes.end(), [&](std::string_view prefix) {
     return std::any_of(kValueSuffixes.begin(), kValueSuffixes.end(), [&](std::string_view suffix) {
-      return source.find(std::string(prefix) + "lm_head" + std::string(suffix)) != nullptr;
+      return source.find(fmt::format("{}{}{}", prefix, head_module_, suffix)) != nullptr;
     });
   });
   const bool stored = at != kHeadPrefixes.end();
@@ -145,11 +176,11 @@ absl::Status Layout::find_head(const TensorSource& source) {
   }
   if (!tied_head_ && !stored) {
     return absl::InvalidArgumentError(
-        fmt::format("{}: no tensor lm_head.weight (tried with prefixes '', language_model., model.), and "
+        fmt::format("{}: no tensor {}.weight (tried with prefixes '', language_model., model.), and "
                     "tie_word_embeddings is false; files: {}",
-                    source.dir(), source.file_list()));
+                    source.dir(), head_module_, source.file_list()));
   }
-  if (!tied_head_) head_ = std::string(*at) + "lm_head";
+  if (!tied_head_) head_ = std::string(*at) + head_module_;
   if (tied_head_) head_ = main_prefix_ + embedding_;
   return absl::OkStatus();
 }

@@ -66,9 +66,12 @@ class Layout {
   std::string main_prefix_;  // "model.", "model.language_model.", "language_model.model.", "backbone.", …
   std::string embedding_ = "embed_tokens";
   std::string final_norm_ = "norm";
+  std::string head_module_ = "lm_head";
+  bool short_names_ = false;                 // deepseek_v4's: w1, w3, w2 of experts
   std::string mtp_first_ = "mtp.fc.weight";  // what every MTP layer of the family has
   std::string head_;                         // full module name of lm_head
   std::string mtp_prefix_;                   // before "mtp."
+  std::string mtp_layer_;  // "layers.45.": where a family keeps its MTP layer behind the others; else empty
   bool has_mtp_ = false;
   bool tied_head_ = false;
   bool mlx_layout_ = false;  // convolutions [C, K, 1]

@@ -104,6 +104,44 @@ absl::StatusOr<MatrixSource> WeightReader::matrix(std::string_view module, int64
   return source;
 }
 
+absl::StatusOr<MatrixSource> WeightReader::bare_matrix(std::string_view tensor, int64_t rows, int64_t cols) {
+  absl::StatusOr<const TensorInfo*> found = take(layout_.full_name(tensor));
+  if (!found.ok()) return found.status();
+  const std::optional<WeightFormat> format = float_format((*found)->dtype);
+  if (!format || !has_shape(**found, rows, cols)) {
+    return wrong_shape(**found, fmt::format("BF16, F16 or F32 [{}, {}]", rows, cols));
+  }
+  MatrixSource source;
+  source.format = *format;
+  source.rows = rows;
+  source.cols = cols;
+  source.data = aligned(**found);
+  source.row_bytes = cols * dtype_bytes((*found)->dtype);
+  return source;
+}
+
+absl::StatusOr<std::vector<float>> WeightReader::table(std::string_view tensor, int64_t rows, int64_t cols) {
+  absl::StatusOr<const TensorInfo*> found = take(layout_.full_name(tensor));
+  if (!found.ok()) return found.status();
+  if (!has_shape(**found, rows, cols)) return wrong_shape(**found, fmt::format("[{}, {}]", rows, cols));
+  return read_floats(**found);
+}
+
+absl::StatusOr<std::vector<int64_t>> WeightReader::integers(std::string_view tensor, int64_t rows, int64_t cols,
+                                                            int64_t limit) {
+  absl::StatusOr<const TensorInfo*> found = take(layout_.full_name(tensor));
+  if (!found.ok()) return found.status();
+  if (!has_shape(**found, rows, cols)) return wrong_shape(**found, fmt::format("[{}, {}]", rows, cols));
+  absl::StatusOr<std::vector<int64_t>> numbers = read_integers(**found);
+  if (!numbers.ok()) return numbers.status();
+  for (const int64_t number : *numbers) {
+    if (number >= 0 && number < limit) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("tensor {} holds {}; allowed: 0 to {}", quoted_name((*found)->name), number, limit - 1));
+  }
+  return numbers;
+}
+
 absl::StatusOr<MatrixSource> WeightReader::stored(const std::string& module, const StoredModule& stored, int64_t rows,
                                                   int64_t cols) {
   StoredAccess access;

@@ -45,6 +45,14 @@ class WeightReader {
   /// "layers.3.mlp.switch_mlp.gate_proj". BF16, F16 or F32, or MLX affine. Errors as of matrix().
   absl::StatusOr<MatrixSource> stacked(std::string_view module, int64_t count, int64_t rows, int64_t cols);
 
+  /// A [rows, cols] matrix stored as a tensor of its own, without `.weight`: "layers.0.hc_attn_fn". BF16, F16 or F32.
+  absl::StatusOr<MatrixSource> bare_matrix(std::string_view tensor, int64_t rows, int64_t cols);
+  /// The numbers of such a tensor, row after row.
+  absl::StatusOr<std::vector<float>> table(std::string_view tensor, int64_t rows, int64_t cols);
+
+  /// A [rows, cols] tensor of whole numbers, row after row, each in [0, limit).
+  absl::StatusOr<std::vector<int64_t>> integers(std::string_view tensor, int64_t rows, int64_t cols, int64_t limit);
+
   /// A tensor of `size` values, by its path without prefixes: "layers.0.linear_attn.A_log", fp32, as stored.
   absl::StatusOr<std::vector<float>> vector(std::string_view tensor, int64_t size);
 
@@ -58,6 +66,9 @@ class WeightReader {
   /// The taps [channels * kernel] of a depthwise convolution module, a channel's taps together, oldest first, from
   /// either conversion: [channels, 1, kernel] or [channels, kernel, 1].
   absl::StatusOr<std::vector<float>> convolution(std::string_view module, int64_t channels, int64_t kernel);
+
+  /// Whether a tensor of this path without prefixes is there.
+  bool has(std::string_view tensor) const { return source_.find(layout_.full_name(tensor)) != nullptr; }
 
   /// Counts all tensors under a path ("mtp.") as used: the caller chose not to load them.
   void leave(std::string_view path);

@@ -230,8 +230,9 @@ absl::StatusOr<std::unique_ptr<MlpBlock>> MlpBlock::load(LoadContext& load, cons
   if (!gate.ok()) return gate.status();
   absl::StatusOr<MatrixSource> up = load.reader.matrix(prefix + ".up_proj", intermediate, hidden);
   if (!up.ok()) return up.status();
-  block->gate_up_ =
-      load.ops.pack_gate_up(gate->slice_rows(first, block->columns_), up->slice_rows(first, block->columns_));
+  block->limit_ = static_cast<float>(load.config.swiglu_limit);
+  const MatrixSource parts[] = {gate->slice_rows(first, block->columns_), up->slice_rows(first, block->columns_)};
+  block->gate_up_ = block->limit_ > 0.0f ? load.ops.pack(parts) : load.ops.pack_gate_up(parts[0], parts[1]);
   absl::StatusOr<SlicedProjection> down =
       SlicedProjection::load(load, prefix + ".down_proj", hidden, cut, unit_columns);
   if (!down.ok()) return down.status();
@@ -241,7 +242,13 @@ absl::StatusOr<std::unique_ptr<MlpBlock>> MlpBlock::load(LoadContext& load, cons
 
 absl::Status MlpBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor residual) const {
   const Tensor mixed = pass.ops->scratch_input(x.rows, columns_);
-  pass.ops->matmul_silu_mul(*gate_up_, x, mixed);
+  if (limit_ > 0.0f) {
+    const Tensor gate_up = pass.ops->scratch(x.rows, gate_up_->out_features());
+    pass.ops->matmul(*gate_up_, x, gate_up);
+    pass.ops->silu_mul_limited(gate_up, limit_, mixed);
+  } else {
+    pass.ops->matmul_silu_mul(*gate_up_, x, mixed);
+  }
   return down_.add_to(pass, layer, "mlp.down_proj", mixed, residual);
 }
 

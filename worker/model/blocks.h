@@ -121,6 +121,7 @@ class MlpBlock {
 
  private:
   int64_t columns_ = 0;  // owned
+  float limit_ = 0.0f;   // of gates and ups; 0: none
   std::unique_ptr<Weight> gate_up_;
   SlicedProjection down_;
 };

@@ -111,9 +111,25 @@ ExpertSource owned_part(const WholeExpert& whole, const Cut& cut) {
   return part;
 }
 
+// Whole numbers up to 4096 are exact in fp32.
+absl::StatusOr<std::unique_ptr<Weight>> load_table(LoadContext& load, const std::string& tensor) {
+  const ExpertsConfig& config = load.config.experts;
+  absl::StatusOr<std::vector<int64_t>> numbers =
+      load.reader.integers(tensor, load.config.vocab_size, config.per_token, config.count);
+  if (!numbers.ok()) return numbers.status();
+  const std::vector<float> values(numbers->begin(), numbers->end());
+  MatrixSource source;
+  source.rows = load.config.vocab_size;
+  source.cols = config.per_token;
+  source.data = reinterpret_cast<const std::byte*>(values.data());
+  source.row_bytes = config.per_token * static_cast<int64_t>(sizeof(float));
+  return load.ops.pack({&source, 1});
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ExpertsBlock>> ExpertsBlock::load(LoadContext& load, const std::string& prefix) {
+absl::StatusOr<std::unique_ptr<ExpertsBlock>> ExpertsBlock::load(LoadContext& load, const std::string& prefix,
+                                                                 bool by_token) {
   const ExpertsConfig& config = load.config.experts;
   const int64_t hidden = load.config.hidden_size;
   auto block = std::make_unique<ExpertsBlock>();
@@ -123,15 +139,23 @@ absl::StatusOr<std::unique_ptr<ExpertsBlock>> ExpertsBlock::load(LoadContext& lo
   block->shared_ = config.shared_intermediate_size > 0;
   block->shared_gate_ = block->shared_ && config.shared_gate;
   block->renormalise_ = config.renormalise;
-  block->score_ = config.sigmoid ? RouterScore::kSigmoid : RouterScore::kSoftmax;
+  block->score_ = config.sigmoid         ? RouterScore::kSigmoid
+                  : config.sqrt_softplus ? RouterScore::kSqrtSoftplus
+                                         : RouterScore::kSoftmax;
   block->scale_ = static_cast<float>(config.scale);
+  block->limit_ = static_cast<float>(load.config.swiglu_limit);
 
   absl::StatusOr<MatrixSource> gate = load.reader.matrix(prefix + ".gate", config.count, hidden);
   if (!gate.ok()) return gate.status();
   std::vector<MatrixSource> router = {*gate};
   absl::StatusOr<std::vector<WholeExpert>> experts = routed_experts(load, prefix);
   if (!experts.ok()) return experts.status();
-  if (config.choice_bias) {
+  if (by_token) {
+    absl::StatusOr<std::unique_ptr<Weight>> table = load_table(load, prefix + ".gate.tid2eid");
+    if (!table.ok()) return table.status();
+    block->table_ = *std::move(table);
+  }
+  if (config.choice_bias && !by_token) {
     absl::StatusOr<std::vector<float>> bias =
         load.reader.vector(prefix + ".gate.e_score_correction_bias", config.count);
     if (!bias.ok()) return bias.status();
@@ -171,13 +195,15 @@ absl::Status ExpertsBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor
   route.scale = scale_;
   route.ids = ops.scratch(x.rows, slots);
   route.weights = ops.scratch(x.rows, slots);
+  route.given = table_ != nullptr;
+  if (table_ != nullptr) ops.embed(*table_, pass.rows, route.ids.columns(0, chosen_));
   ops.route(route);
   pass.record(layer, "experts.ids", route.ids);
   pass.record(layer, "experts.weights", route.weights);
 
   std::vector<Tensor> partials;
   for (int64_t s = 0; s < cut_.owned.count; ++s) partials.push_back(ops.scratch(x.rows, residual.cols));
-  ops.experts({experts_.get(), x, route.ids, route.weights, partials});
+  ops.experts({experts_.get(), x, route.ids, route.weights, partials, limit_});
   for (int64_t s = 0; s < cut_.owned.count; ++s) {
     pass.record(layer, "experts.down_proj", partials[static_cast<size_t>(s)], cut_.owned.first + s);
   }

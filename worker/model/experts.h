@@ -13,8 +13,10 @@ class ExpertsBlock {
   /// `prefix` like "layers.3.mlp". Reads `gate` (the router), the experts in any of three namings (one module each:
   /// `experts.E.gate_proj`; stacked: `experts.gate_up_proj`, or `experts.up_proj` without gates; stacked by MLX:
   /// `switch_mlp.gate_proj`, or `switch_mlp.fc1` without gates), and the shared expert with `shared_expert_gate` where
-  /// the configuration has them.
-  static absl::StatusOr<std::unique_ptr<ExpertsBlock>> load(LoadContext& load, const std::string& prefix);
+  /// the configuration has them. `by_token`: a table `gate.tid2eid` [vocabulary, chosen] gives each token's experts,
+  /// and the router their weights.
+  static absl::StatusOr<std::unique_ptr<ExpertsBlock>> load(LoadContext& load, const std::string& prefix,
+                                                            bool by_token = false);
   /// residual += tree over slices of the sum, in ascending slot order, of weight * expert(x); x [rows, hidden] normed.
   absl::Status add_to(PassContext& pass, int layer, Tensor x, Tensor residual) const;
   /// What one row reads: its chosen experts, the shared one and the router.
@@ -29,6 +31,8 @@ class ExpertsBlock {
   bool renormalise_ = false;
   RouterScore score_ = RouterScore::kSoftmax;
   float scale_ = 1.0f;
+  float limit_ = 0.0f;              // of gates and ups; 0: none
+  std::unique_ptr<Weight> table_;   // a token's experts, as fp32 numbers; null: the router chooses
   std::unique_ptr<Vector> bias_;    // [experts], of the choice; null: none
   std::unique_ptr<Weight> router_;  // [experts, or one more: the shared expert's gate, hidden]
   std::unique_ptr<ExpertWeights> experts_;

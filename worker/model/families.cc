@@ -7,8 +7,9 @@
 namespace tensorfold {
 namespace {
 
-const FamilyEntry* const kFamilies[] = {&kLlamaEntry,  &kQwen3Entry,     &kQwen3MoeEntry,  &kQwen3NextEntry,
-                                        &kQwen35Entry, &kQwen35MoeEntry, &kNemotronHEntry, &kQwen4ExpEntry};
+const FamilyEntry* const kFamilies[] = {&kLlamaEntry,    &kQwen3Entry,     &kQwen3MoeEntry,  &kQwen3NextEntry,
+                                        &kQwen35Entry,   &kQwen35MoeEntry, &kNemotronHEntry, &kQwen4ExpEntry,
+                                        &kGlm5NextEntry, &kDeepseekV4Entry};
 
 const FamilyEntry* find_family(Family family) {
   for (const FamilyEntry* entry : kFamilies) {
@@ -68,6 +69,12 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
                     "backend cpu",
                     config.model_type, ops.fingerprint_name()));
   }
+  if (is_latent(config.family) && !ops.supports_latents()) {
+    return absl::UnimplementedError(
+        fmt::format("model_type {} has attention over latents and a residual of several streams, which backend {} does "
+                    "not compute: run it with backend cpu",
+                    config.model_type, ops.fingerprint_name()));
+  }
   if (config.gated_streams.count > 0 && !ops.supports_gated_streams()) {
     return absl::UnimplementedError(
         fmt::format("model_type {} has a residual of gated streams and attention over chosen keys, which backend {} "
@@ -94,6 +101,8 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
 
 ModuleNames module_names(const ModelConfig& config) {
   if (config.family == Family::kNemotronH) return {"mixer.o_proj", "mixer", ".shared_experts"};
+  if (config.family == Family::kGlm5Next) return {"self_attn.o_proj", "mlp", ".shared_experts"};
+  if (config.family == Family::kDeepseekV4) return {"attn.wo_b", "ffn", ".shared_experts"};
   return {"self_attn.o_proj", "mlp", ".shared_expert"};
 }
 
@@ -107,11 +116,16 @@ int64_t column_unit(const ModelConfig& config, const std::string& module) {
   if (config.mtp_layers > 0) {
     look("mtp.layers.0." + module);
     look("mtp.layers.1." + module);
+    look(fmt::format("layers.{}.{}", config.layer_count(), module));
   }
   return unit;
 }
 
 Slices head_slices(const ModelConfig& config) {
+  if (config.latent.out_groups > 0) {  // groups of heads are projected together
+    return cut_dimension(config.latent.out_groups, config.latent.out_rank,
+                         column_unit(config, module_names(config).attention_out));
+  }
   return cut_dimension(config.heads, config.head_dim, column_unit(config, module_names(config).attention_out));
 }
 
@@ -133,6 +147,7 @@ namespace {
 // How experts may be named: one module each, or stacked ones.
 int64_t expert_column_unit(const ModelConfig& config) {
   const std::string mlp = module_names(config).mlp;
+  const char* down = config.family == Family::kDeepseekV4 ? "w2" : "down_proj";
   int64_t unit = 1;
   for (const char* stacked : {".experts.down_proj", ".switch_mlp.down_proj", ".switch_mlp.fc2"}) {
     unit = std::max(unit, column_unit(config, mlp + stacked));
@@ -140,14 +155,15 @@ int64_t expert_column_unit(const ModelConfig& config) {
   // Only entries for single modules tell one expert from another.
   const int64_t named = config.quantization.modules.empty() ? 1 : config.experts.count;
   for (int64_t e = 0; e < named; ++e) {
-    unit = std::max(unit, column_unit(config, fmt::format("{}.experts.{}.down_proj", mlp, e)));
+    unit = std::max(unit, column_unit(config, fmt::format("{}.experts.{}.{}", mlp, e, down)));
   }
   return unit;
 }
 
 int64_t shared_column_unit(const ModelConfig& config) {
   const ModuleNames names = module_names(config);
-  return column_unit(config, fmt::format("{}{}.down_proj", names.mlp, names.shared_expert));
+  const char* down = config.family == Family::kDeepseekV4 ? "w2" : "down_proj";
+  return column_unit(config, fmt::format("{}{}.{}", names.mlp, names.shared_expert, down));
 }
 
 // S of both: what the units of each divide by.
@@ -179,8 +195,9 @@ absl::Status add_experts(const ModelConfig& config, ModelShape& shape, ShardSpec
   std::vector<Part> parts = {
       {"moe_intermediate_size", "expert column", experts.intermediate_size, expert_column_unit(config)}};
   if (experts.shared_intermediate_size > 0) {
-    parts.push_back({"shared_expert_intermediate_size", "shared expert column", experts.shared_intermediate_size,
-                     shared_column_unit(config)});
+    parts.push_back(
+        {experts.shared_gate ? "shared_expert_intermediate_size" : "moe_intermediate_size * n_shared_experts",
+         "shared expert column", experts.shared_intermediate_size, shared_column_unit(config)});
   }
   for (const Part& part : parts) {
     if (part.columns % part.unit == 0) continue;
@@ -228,7 +245,8 @@ absl::StatusOr<ModelShape> decoder_shape(const ModelConfig& config, ShardSpec sh
   shape.layers = config.layer_count();
   shape.context_length = config.max_positions;
   shape.head_dim = config.head_dim;
-  if (absl::Status s = add_dimension(shape, "attention heads", head_slices(config), shard); !s.ok()) return s;
+  const char* heads = config.latent.out_groups > 0 ? "groups of attention heads" : "attention heads";
+  if (absl::Status s = add_dimension(shape, heads, head_slices(config), shard); !s.ok()) return s;
   if (config.count(MlpKind::kDense) > 0) {
     if (absl::Status s = add_mlp(config, shape, shard); !s.ok()) return s;
   }

@@ -60,8 +60,7 @@ double rope_attention_factor(const ModelConfig& config) {
   return yarn_scale(rope.factor, 1.0);
 }
 
-std::vector<float> inverse_frequencies(const ModelConfig& config) {
-  const RopeConfig& rope = config.rope;
+std::vector<float> inverse_frequencies(const RopeConfig& rope) {
   const YarnRange range = rope.type == RopeType::kYarn ? yarn_range(rope) : YarnRange{};
   std::vector<float> frequencies;
   for (int64_t i = 0; i < rope.dims / 2; ++i) {

@@ -9,7 +9,8 @@ namespace tensorfold {
 
 /// inv_freq [rotary dims / 2]: theta^(-2i/d) in float64 with our own exp and log, scaled as the config's rope type
 /// says, rounded to fp32 once as Hugging Face keeps it.
-std::vector<float> inverse_frequencies(const ModelConfig& config);
+std::vector<float> inverse_frequencies(const RopeConfig& rope);
+inline std::vector<float> inverse_frequencies(const ModelConfig& config) { return inverse_frequencies(config.rope); }
 
 /// What cosines and sines are multiplied by: 1 but for yarn, whose longer contexts need sharper attention.
 double rope_attention_factor(const ModelConfig& config);
