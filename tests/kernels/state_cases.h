@@ -148,6 +148,14 @@ class DeltaLayer {
     a_log_ = ops.pack_vector(numbers(shape_.v_heads, 12));
     dt_bias_ = ops.pack_vector(numbers(shape_.v_heads, 13));
     norm_ = ops.pack_vector(numbers(shape_.dv, 14));
+    const int64_t width = shape_.v_heads * shape_.dv;
+    std::vector<float> ones(static_cast<size_t>(width * width));
+    for (int64_t i = 0; i < width; ++i) ones[static_cast<size_t>(i * width + i)] = 1.0f;
+    MatrixSource source;
+    source.rows = source.cols = width;
+    source.data = reinterpret_cast<const std::byte*>(ones.data());
+    source.row_bytes = width * static_cast<int64_t>(sizeof(float));
+    diagonal_ = ops.pack({&source, 1});
   }
   const DeltaNetShape& shape() const { return shape_; }
 
@@ -172,10 +180,13 @@ class DeltaLayer {
       args.a_log = a_log_.get();
       args.dt_bias = dt_bias_.get();
       args.norm = norm_.get();
-      args.out = ops_.scratch(batch.rows(), shape_.v_heads * shape_.dv);
+      args.out = ops_.scratch_input(batch.rows(), shape_.v_heads * shape_.dv);
       args.rows = batch;
       ops_.delta_net(args);
-      return args.out;
+      // What only products read may be rounded, and cannot be downloaded: a product with ones on the diagonal can.
+      const Tensor values = ops_.scratch(batch.rows(), args.out.cols);
+      ops_.matmul(*diagonal_, args.out, values);
+      return values;
     });
     ops_.download(result.row_range(0, count), out);
     ops_.finish_pass();
@@ -193,6 +204,7 @@ class DeltaLayer {
   Ops& ops_;
   DeltaNetShape shape_;
   std::unique_ptr<Vector> conv_, a_log_, dt_bias_, norm_;
+  std::unique_ptr<Weight> diagonal_;
 };
 
 inline bool same(const std::vector<float>& a, const std::vector<float>& b) {
