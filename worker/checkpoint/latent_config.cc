@@ -73,7 +73,8 @@ void parse_glm_layers(FieldReader& fields, ModelConfig& config) {
   const int64_t count = fields.integer("num_hidden_layers", 1, 1024);
   if (!fields.ok()) return;
   const auto types =
-      names_by_layer(fields, "layer_types", count, {"linear_attention", "deepseek_sparse_attention", "full_attention"});
+      names_by_layer(fields, "layer_types", count,
+                     {"linear_attention", "deepseek_sparse_attention", "indexed_attention", "full_attention"});
   const auto mlps = names_by_layer(fields, "mlp_layer_types", count, {"dense", "sparse"});
   const int64_t dense = fields.integer("first_k_dense_replace", 0, count, std::min<int64_t>(3, count));
   const auto indexers = names_by_layer(fields, "indexer_types", count, {"full", "shared"});
