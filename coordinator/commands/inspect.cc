@@ -9,6 +9,7 @@
 
 #include "coordinator/chat/chat_template.h"
 #include "coordinator/commands/commands.h"
+#include "coordinator/plan/memory_plan.h"
 #include "coordinator/tokenizer/tokenizer.h"
 #include "worker/checkpoint/names.h"
 #include "worker/model/model.h"
@@ -23,30 +24,6 @@ struct InspectFlags {
   int sequences = 8;
   double bandwidth = 0;  // GB/s; 0: not asked
 };
-
-std::string human_bytes(int64_t bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit < 4) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, units[unit]);
-}
-
-// The part of the weights that rank `rank` of `world` holds, from the slices of each dimension.
-int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
-  // The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
-  // vocabulary, the finest cut.
-  const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
-  double bytes = 0;
-  for (const auto& [kind, whole] : facts.memory_by_kind) {
-    if (kind == "vision" || kind == "skipped") continue;
-    bytes += static_cast<double>(whole) * (held_whole(kind) ? 1.0 : part);
-  }
-  return static_cast<int64_t>(bytes);
-}
 
 // Bytes of weights that this rank reads for one row: its share, the table's one row aside, of the experts only those
 // that a row chooses.

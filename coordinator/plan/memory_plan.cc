@@ -38,18 +38,6 @@ int64_t slices_owned(const ModelShape& shape) {
   return kMaxSlicesOwned * shape.local_vocab / std::max<int64_t>(shape.vocab, 1) + 1;
 }
 
-// The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
-// vocabulary, the finest cut.
-int64_t weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
-  const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
-  double bytes = 0;
-  for (const auto& [kind, size] : facts.memory_by_kind) {
-    if (kind == "vision" || kind == "skipped") continue;
-    bytes += static_cast<double>(size) * (held_whole(kind) ? 1.0 : part);
-  }
-  return static_cast<int64_t>(bytes);
-}
-
 // Scratch of the largest pass: what lives through a layer, the widest of its parts, a partial for each slice that the
 // rank owns, and the logits of the rows that are wanted.
 int64_t scratch_bytes(const Profile& profile, const ModelConfig& config, const ModelShape& shape) {
@@ -101,7 +89,7 @@ std::string pages_note(const MemoryPlan& plan) {
 
 void add_device_items(const Profile& profile, const ModelConfig& config, const ModelFacts& facts,
                       const ModelShape& shape, MemoryPlan* plan) {
-  plan->items.push_back({"weights", weight_bytes(facts, shape),
+  plan->items.push_back({"weights", rank_weight_bytes(facts, shape),
                          fmt::format("of {} in all files", human_bytes(facts.weight_bytes)), false});
   plan->items.push_back({"pages", plan->pages * plan->page_bytes, pages_note(*plan), false});
   const int64_t lane = lane_state_bytes(shape);
@@ -124,6 +112,18 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
 }
 
 }  // namespace
+
+// The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
+// vocabulary, the finest cut.
+int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
+  const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
+  double bytes = 0;
+  for (const auto& [kind, size] : facts.memory_by_kind) {
+    if (kind == "vision" || kind == "skipped") continue;
+    bytes += static_cast<double>(size) * (held_whole(kind) ? 1.0 : part);
+  }
+  return static_cast<int64_t>(bytes);
+}
 
 std::string human_bytes(int64_t bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

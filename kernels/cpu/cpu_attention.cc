@@ -7,9 +7,7 @@
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
-namespace {
 
-// Checks a group against the tensors and the cache; a wrong page would read another sequence's keys.
 void check_group(const RowGroup& g, int64_t rows, int64_t pages) {
   kernel_check(g.first_row >= 0 && g.rows >= 0 && g.first_row + g.rows <= rows, "row group outside the pass");
   const int64_t needed = (g.first_position + g.rows + kPageTokens - 1) / kPageTokens;
@@ -20,8 +18,6 @@ void check_group(const RowGroup& g, int64_t rows, int64_t pages) {
     kernel_check(page >= 0 && page < pages, "row group: no such page");
   }
 }
-
-}  // namespace
 
 CpuKvCache::CpuKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim)
     : layers_(layers),

@@ -17,18 +17,6 @@ const float* values_of(const Vector* vector) {
   return vector == nullptr ? nullptr : static_cast<const CpuVector*>(vector)->data();
 }
 
-// Every position that the group's rows may read lies in a page of the cache.
-void check_pages(const RowGroup& g, int64_t rows, const CpuRowCache& cache) {
-  kernel_check(g.first_row >= 0 && g.rows >= 0 && g.first_row + g.rows <= rows, "row group outside the pass");
-  const int64_t needed = (g.first_position + g.rows + kPageTokens - 1) / kPageTokens;
-  kernel_check(g.first_position >= 0 && (g.rows == 0 || static_cast<int64_t>(g.pages.size()) >= needed),
-               "row group: page table too short");
-  for (int64_t i = 0; g.rows > 0 && i < needed; ++i) {
-    const int32_t page = g.pages[static_cast<size_t>(i)];
-    kernel_check(page >= 0 && page < cache.pages(), "row group: no such page");
-  }
-}
-
 // The last 2 * pairs of `dim` values, pairs (2 i, 2 i + 1).
 void rotate_pairs(float* x, int64_t dim, int64_t pairs, const float* cos, const float* sin, bool back) {
   float* at = x + dim - 2 * pairs;
@@ -187,7 +175,7 @@ void CpuOps::pool_rows(RowCache& row_cache, const PoolArgs& args) {
   };
   std::vector<Window> windows;
   for (const RowGroup& g : args.rows.groups) {
-    check_pages(g, g.first_row + g.rows, cache);
+    check_group(g, g.first_row + g.rows, cache.pages());
     for (int64_t w = g.first_position / tokens; (w + 1) * tokens <= g.first_position + g.rows; ++w) {
       windows.push_back({&g, w});
     }
@@ -236,7 +224,7 @@ void CpuOps::select_rows(const RowCache& row_cache, const SelectArgs& args) {
                    args.q.rows == args.weights.rows && args.out.rows == args.q.rows && most >= 1,
                "select_rows: shapes differ");
   for (const RowGroup& g : args.rows.groups) {
-    check_pages(g, args.q.rows, cache);
+    check_group(g, args.q.rows, cache.pages());
     pool_->parallel_for(g.rows, 1, [&](int64_t begin, int64_t end, int) {
       std::vector<Candidate> order;
       for (int64_t i = begin; i < end; ++i) {
@@ -360,7 +348,7 @@ void CpuOps::latent_attention(const RowCache& row_cache, const LatentAttentionAr
   };
   std::vector<Row> rows;
   for (const RowGroup& g : args.rows.groups) {
-    check_pages(g, args.q.rows, cache);
+    check_group(g, args.q.rows, cache.pages());
     for (int64_t i = 0; i < g.rows; ++i) rows.push_back({&g, g.first_row + i, g.first_position + i});
   }
   const int64_t blocks = (args.heads + kLatentHeads - 1) / kLatentHeads;

@@ -101,6 +101,10 @@ class CpuRecurrentState : public RecurrentState {
   float* kept_ = nullptr;
 };
 
+// Checks a group against tensors of `rows` rows and a cache of `pages` pages: a wrong page would read another
+// sequence's keys.
+void check_group(const RowGroup& g, int64_t rows, int64_t pages);
+
 class CpuOps : public Ops {
  public:
   CpuOps(const KernelTable* kernels, std::shared_ptr<ThreadPool> pool);

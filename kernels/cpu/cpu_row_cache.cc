@@ -73,13 +73,9 @@ void CpuOps::row_write(RowCache& row_cache, int64_t layer, Tensor values, const 
   kernel_check(layer >= 0 && layer < cache.layers(), "row_write: no such layer");
   kernel_check(cache.shape(layer).tokens == 1 && values.cols == cache.shape(layer).width, "row_write: shapes differ");
   for (const RowGroup& g : rows.groups) {
-    kernel_check(g.first_row >= 0 && g.first_row + g.rows <= values.rows, "row group outside the pass");
+    check_group(g, values.rows, cache.pages());
     for (int64_t i = 0; i < g.rows; ++i) {
-      const int64_t position = g.first_position + i;
-      kernel_check(position / kPageTokens < static_cast<int64_t>(g.pages.size()) &&
-                       g.pages[static_cast<size_t>(position / kPageTokens)] < cache.pages(),
-                   "row group: page table too short, or no such page");
-      std::memcpy(cache.row(layer, g.pages, position), values.data + (g.first_row + i) * values.stride,
+      std::memcpy(cache.row(layer, g.pages, g.first_position + i), values.data + (g.first_row + i) * values.stride,
                   static_cast<size_t>(values.cols) * sizeof(float));
     }
   }

@@ -11,22 +11,6 @@
 #include "kernels/ops/stream_ops.h"
 
 namespace tensorfold {
-namespace {
-
-// A wrong page would read another sequence's rows.
-void check_group(const RowGroup& g, int64_t rows, int64_t pages) {
-  kernel_check(g.first_row >= 0 && g.rows >= 0 && g.first_row + g.rows <= rows, "row group outside the pass");
-  const int64_t needed = (g.first_position + g.rows + kPageTokens - 1) / kPageTokens;
-  kernel_check(g.first_position >= 0 && (g.rows == 0 || static_cast<int64_t>(g.pages.size()) >= needed),
-               "row group: page table too short");
-  for (int64_t i = 0; g.rows > 0 && i < needed; ++i) {
-    const int32_t page = g.pages[static_cast<size_t>(i)];
-    kernel_check(page >= 0 && page < pages, "row group: no such page");
-  }
-}
-
-}  // namespace
-
 void CpuOps::pool_means(RowCache& row_cache, const PoolMeansArgs& args) {
   CpuRowCache& cache = static_cast<CpuRowCache&>(row_cache);
   kernel_check(args.from >= 0 && args.from < cache.layers() && args.into >= 0 && args.into < cache.layers() &&
