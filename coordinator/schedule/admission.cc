@@ -12,10 +12,11 @@ constexpr int kLongestRetry = 600;
 }  // namespace
 
 std::optional<ApiError> Admission::refuse(int count, int64_t tokens, int free_lanes) const {
-  const int over = waiting_ + count - (limits_.count + free_lanes);
+  // Who waits for pages while lanes are free waits beside the queue, not in it.
+  const int holds = limits_.count + free_lanes;
+  const int over = waiting_ + count - holds;
   if (over > 0) {
-    return queue_full_error(static_cast<uint64_t>(waiting_), static_cast<uint64_t>(limits_.count),
-                            seconds_until(over, 0));
+    return queue_full_error(static_cast<uint64_t>(waiting_), static_cast<uint64_t>(holds), seconds_until(over, 0));
   }
   // A request that is longer than the whole bound may wait alone, or it never could.
   const bool too_long = limits_.tokens > 0 && waiting_ > 0 && waiting_tokens_ + tokens > limits_.tokens;
