@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs, builds and runs all tests. The last line says what passed, failed and was skipped.
 #   tests/run.sh           everything that CI runs
-#   tests/run.sh --full    also the differential tester's whole product (about an hour on two cores)
+#   tests/run.sh --full    also the differential tester's whole product from cold states (hours on two cores)
 # docs/testing.md says what each part protects and how to run one alone.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -102,7 +102,7 @@ step "verify sprout (sample)" "$tensorfold" verify --model deploy/models/sprout 
 step "verify --negative-control" "$tensorfold" verify --model tests/fixtures/qwen3 --negative-control
 if [ "$full" -eq 1 ]; then
   for fixture in llama llama3_rope qwen3 qwen3_5 mlx_4bit; do
-    step "verify --full $fixture" "$tensorfold" verify --full --model "tests/fixtures/$fixture"
+    step "verify --full $fixture" "$tensorfold" verify --full --caches cold --model "tests/fixtures/$fixture"
   done
 fi
 
