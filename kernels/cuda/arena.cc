@@ -8,6 +8,7 @@ namespace {
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kDeviceBlock = int64_t{16} << 20;
 constexpr int64_t kPinnedBlock = int64_t{4} << 20;
+constexpr int64_t kPinnedReserve = int64_t{16} << 20;
 
 int64_t aligned(int64_t bytes) { return std::max<int64_t>((bytes + kAlignment - 1) / kAlignment, 1) * kAlignment; }
 
@@ -64,6 +65,11 @@ void* PinnedArena::take(int64_t bytes) {
   std::byte* at = blocks_[current_].data + used_;
   used_ += bytes;
   return at;
+}
+
+void PinnedArena::reserve() {
+  take(kPinnedReserve);
+  reset();
 }
 
 void PinnedArena::reset() {

@@ -44,6 +44,10 @@ class PinnedArena {
 
   void* take(int64_t bytes);
   void reset();
+  /// Takes the memory of an ordinary pass from the system. Pinned memory is mapped into every GPU of the process, and
+  /// for that their work has to end: a rank that takes it when another already waits in an exchange would wait for one
+  /// that waits for it.
+  void reserve();
 
  private:
   struct Block {

@@ -106,6 +106,7 @@ class CudaOps : public Ops, public CudaStreamOps {
     ++backends[static_cast<size_t>(options_.device)];
     use_device();
     cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
+    staging_.reserve();
   }
   ~CudaOps() override {
     use_device();
