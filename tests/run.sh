@@ -98,7 +98,7 @@ step "configure arm64-kernels" cmake --preset arm64-kernels &&
 
 echo "== the program"
 tensorfold=build/release/coordinator/commands/tensorfold
-step "verify sprout (sample)" "$tensorfold" verify --model deploy/models/sprout --prompt-tokens 70 --worlds 1,2 --widths 2,8
+step "verify sprout (sample)" "$tensorfold" verify --model deploy/models/sprout --prompt-tokens 70 --worlds 1,2 --widths 2,8 --caches cold,prefix
 step "verify --negative-control" "$tensorfold" verify --model tests/fixtures/qwen3 --negative-control
 if [ "$full" -eq 1 ]; then
   for fixture in llama llama3_rope qwen3 qwen3_5 mlx_4bit; do
