@@ -18,42 +18,16 @@ int64_t state_floats(const DeltaNetShape& s) {
 }  // namespace
 
 CpuRecurrentState::CpuRecurrentState(const DeltaNetShape& shape)
-    : dk_(shape.dk),
+    : CpuStateMemory(state_floats(shape), shape.max_window),
+      dk_(shape.dk),
       dv_(shape.dv),
       v_heads_(shape.v_heads),
       channels_(shape.channels()),
       decays_(shape.decays()),
-      taps_(shape.conv_kernel),
-      max_window_(shape.max_window),
-      memory_(state_floats(shape) * static_cast<int64_t>(sizeof(float))) {
+      taps_(shape.conv_kernel) {
   kernel_check(dk_ % 8 == 0 && dv_ % 8 == 0 && taps_ >= 1, "delta net: head dims must be multiples of 8");
-  history_ = memory_.floats() + v_heads_ * head_floats();
+  history_ = floats() + v_heads_ * head_floats();
   kept_ = history_ + (taps_ - 1) * channels_;
-}
-
-void CpuRecurrentState::reset() {
-  std::memset(memory_.data(), 0, static_cast<size_t>(memory_.size()));
-  kept = 0;
-}
-
-void CpuRecurrentState::copy_from(const RecurrentState& other) {
-  const auto& from = static_cast<const CpuRecurrentState&>(other);
-  kernel_check(from.memory_.size() == memory_.size(), "delta net: copy of a state of another shape");
-  std::memcpy(memory_.data(), from.memory_.data(), static_cast<size_t>(memory_.size()));
-  kept = from.kept;
-}
-
-void CpuRecurrentState::save(std::span<std::byte> into) const {
-  kernel_check(static_cast<int64_t>(into.size()) == bytes(), "delta net: save into another size");
-  std::memcpy(into.data(), &kept, sizeof(kept));
-  std::memcpy(into.data() + sizeof(kept), memory_.data(), static_cast<size_t>(memory_.size()));
-}
-
-void CpuRecurrentState::load(std::span<const std::byte> from) {
-  kernel_check(static_cast<int64_t>(from.size()) == bytes(), "delta net: load of another size");
-  std::memcpy(&kept, from.data(), sizeof(kept));
-  kernel_check(kept >= 0 && kept <= max_window_, "delta net: load of a state that keeps more rows than a window has");
-  std::memcpy(memory_.data(), from.data() + sizeof(kept), static_cast<size_t>(memory_.size()));
 }
 
 // One pass's rows, group after group: first the group's replayed rows, then its own.
@@ -94,7 +68,7 @@ CpuOps::DeltaRun CpuOps::start_delta_run(const DeltaNetArgs& args) {
     kernel_check(g.first_row >= 0 && g.first_row + g.rows <= args.qkv.rows, "row group outside the pass");
     kernel_check(g.accepted >= 0 && g.accepted <= state->kept,
                  "delta net: more rows accepted than the last window had");
-    kernel_check(g.certain >= 0 && g.certain <= g.rows && g.rows - g.certain <= state->max_window_,
+    kernel_check(g.certain >= 0 && g.certain <= g.rows && g.rows - g.certain <= state->max_window(),
                  "delta net: window wider than max_window");
     run.groups.push_back({state, static_cast<int64_t>(run.rows.size()), g.accepted + g.rows, g.accepted + g.certain});
     const int64_t group = static_cast<int64_t>(i);

@@ -75,28 +75,21 @@ class CpuRowCache : public RowCache {
   MemoryBlock memory_;
 };
 
-class CpuRecurrentState : public RecurrentState {
+class CpuRecurrentState : public CpuStateMemory {
  public:
   explicit CpuRecurrentState(const DeltaNetShape& shape);
-  int64_t bytes() const override { return memory_.size() + static_cast<int64_t>(sizeof(int64_t)); }
-  void reset() override;
-  void copy_from(const RecurrentState& other) override;
-  void save(std::span<std::byte> into) const override;
-  void load(std::span<const std::byte> from) override;
 
   int64_t value_stride() const { return round_up(dv_, 16); }
   int64_t head_floats() const { return dk_ * value_stride(); }
-  float* head(int64_t v_head) { return memory_.floats() + v_head * head_floats(); }  // S [dk, value_stride]
-  float* history(int64_t i) { return history_ + i * channels_; }  // [taps - 1, channels], oldest first
+  float* head(int64_t v_head) { return floats() + v_head * head_floats(); }  // S [dk, value_stride]
+  float* history(int64_t i) { return history_ + i * channels_; }             // [taps - 1, channels], oldest first
   float* kept_qkv(int64_t row) { return kept_ + row * (channels_ + v_heads_ + decays_); }  // [channels]
   float* kept_b(int64_t row) { return kept_qkv(row) + channels_; }                         // [v_heads]
   float* kept_a(int64_t row) { return kept_b(row) + v_heads_; }                            // [decays]
-  int64_t kept = 0;  // tentative rows of the last window
 
  private:
   friend class CpuOps;
-  int64_t dk_, dv_, v_heads_, channels_, decays_, taps_, max_window_;
-  MemoryBlock memory_;
+  int64_t dk_, dv_, v_heads_, channels_, decays_, taps_;
   float* history_ = nullptr;
   float* kept_ = nullptr;
 };

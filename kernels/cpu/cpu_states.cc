@@ -26,11 +26,14 @@ void CpuStateMemory::save(std::span<std::byte> into) const {
   std::memcpy(into.data() + sizeof(kept), memory_.data(), static_cast<size_t>(memory_.size()));
 }
 
-void CpuStateMemory::load(std::span<const std::byte> from) {
-  kernel_check(static_cast<int64_t>(from.size()) == bytes(), "recurrent state: load of another size");
-  std::memcpy(&kept, from.data(), sizeof(kept));
-  kernel_check(kept >= 0 && kept <= max_window_, "recurrent state: load of one that keeps more rows than a window has");
+bool CpuStateMemory::load(std::span<const std::byte> from, int64_t tentative) {
+  int64_t rows = 0;
+  if (static_cast<int64_t>(from.size()) != bytes()) return false;
+  std::memcpy(&rows, from.data(), sizeof(rows));
+  if (rows != tentative || rows < 0 || rows > max_window_) return false;
+  kept = rows;
   std::memcpy(memory_.data(), from.data() + sizeof(kept), static_cast<size_t>(memory_.size()));
+  return true;
 }
 
 namespace {

@@ -18,7 +18,7 @@ class CpuStateMemory : public RecurrentState {
   void reset() override;
   void copy_from(const RecurrentState& other) override;
   void save(std::span<std::byte> into) const override;
-  void load(std::span<const std::byte> from) override;
+  bool load(std::span<const std::byte> from, int64_t tentative) override;
 
   int64_t max_window() const { return max_window_; }
   int64_t kept = 0;  // tentative rows of the last window

@@ -179,9 +179,10 @@ class RecurrentState {
   /// A copy of all of it, kept inputs included; `other` is of the same shape and backend.
   virtual void copy_from(const RecurrentState& other) = 0;
   /// `into` and `from` have bytes(); what save() gave on one rank load() takes on a rank with the same share. These
-  /// wait for the device.
+  /// wait for the device. load() gives false, and leaves the state as it was, where the bytes are no state with
+  /// `tentative` rows kept: they may come from a file.
   virtual void save(std::span<std::byte> into) const = 0;
-  virtual void load(std::span<const std::byte> from) = 0;
+  virtual bool load(std::span<const std::byte> from, int64_t tentative) = 0;
 };
 
 /// Tokens in a KV page. Attention visits keys in blocks of 16 at absolute positions, inside splits of 512.

@@ -234,11 +234,14 @@ inline Failures recurrent_states(Ops& ops) {
     from_copy->copy_from(*copy);
     const auto from_bytes = make();
     layer.pass(from_bytes.get(), 0, 9, 0, 2);
-    from_bytes->load(bytes);
+    expect(from_bytes->load(bytes, 5), "a state that was saved cannot be loaded", &failures);
     const std::string which = std::to_string(accepted) + " of 5 kept rows accepted";
     expect(same(layer.pass(from_copy.get(), at, 4, accepted, 4), expected), "copied state, " + which, &failures);
     expect(same(layer.pass(from_bytes.get(), at, 4, accepted, 4), expected), "loaded state, " + which, &failures);
   }
+  // Bytes from a file are believed in nothing.
+  const auto refusing = make();
+  expect(!refusing->load(std::span(bytes).first(bytes.size() - 1), 5), "a state that is too short", &failures);
   // Going on and starting anew leave what was taken from it alone.
   layer.pass(original.get(), 23, 8, 2, 8);
   original->reset();

@@ -138,7 +138,11 @@ absl::Status SnapshotStore::load(uint32_t id, std::span<const std::byte> bytes) 
       read.tentative >= int64_t{kMaxWindow} || static_cast<int64_t>(read.kept_tokens.size()) != read.tentative) {
     return absl::InvalidArgumentError("a snapshot of another share, or a damaged one");
   }
-  for (size_t layer = 0; layer < states.size(); ++layer) snapshot.recurrent[layer]->load(states[layer]);
+  for (size_t layer = 0; layer < states.size(); ++layer) {
+    if (!snapshot.recurrent[layer]->load(states[layer], read.tentative)) {
+      return absl::InvalidArgumentError("a snapshot whose states keep other rows than it says, or a damaged one");
+    }
+  }
   if (!hidden.empty()) ops_.upload(hidden, snapshot.kept_hidden.row_range(0, read.kept_rows));
   snapshot.committed = read.committed;
   snapshot.tentative = read.tentative;

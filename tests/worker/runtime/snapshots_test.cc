@@ -200,6 +200,17 @@ TEST(SnapshotBytes, ComeBackOrAreRefused) {
   ASSERT_TRUE(store.take(0, slot).ok());
   std::vector<std::byte> bytes;
   ASSERT_TRUE(store.save(0, &bytes).ok());
+  // The states keep no rows, and the slot says two.
+  EXPECT_FALSE(store.load(2, bytes).ok());
+  for (const std::unique_ptr<RecurrentState>& state : slot.recurrent) {
+    std::vector<std::byte> own(static_cast<size_t>(state->bytes()));
+    state->save(own);
+    const int64_t kept = slot.tentative;
+    std::memcpy(own.data(), &kept, sizeof(kept));
+    ASSERT_TRUE(state->load(own, kept));
+  }
+  ASSERT_TRUE(store.take(0, slot).ok());
+  ASSERT_TRUE(store.save(0, &bytes).ok());
   ASSERT_TRUE(store.load(2, bytes).ok());
   std::vector<std::byte> again;
   ASSERT_TRUE(store.save(2, &again).ok());
