@@ -166,6 +166,25 @@ INSTANTIATE_TEST_SUITE_P(Models, Differential,
                                            "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
+// Protects: rows that stand for 128 tokens, two pages, where drafts that are rejected have completed one, and where a
+// state is taken over in the middle of one: the prompts above are too short for any.
+TEST(DifferentialLongWindows, PooledAcrossPages) {
+  TesterOptions options = options_for("deepseek_v4_released");
+  options.prompt_tokens = 122;
+  options.axes.worlds = {1, 3};
+  options.axes.transports = {"local"};
+  options.axes.variants = {available_isas().front()};
+  options.axes.threads = {2};
+  options.axes.widths = {3, 8};
+  options.axes.chunks = {7, 0};
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::ostringstream table;
+  print_report(*report, report->different > 0, table);
+  EXPECT_EQ(report->different, 0u) << table.str();
+  check_coverage(*report, options.axes, false);
+}
+
 // Cells that a broken kernel must show up in, for a quick negative control.
 TesterOptions with_negative_control(const std::string& name) {
   TesterOptions options = options_for(name);
@@ -180,7 +199,8 @@ TesterOptions with_negative_control(const std::string& name) {
 // Protects: the tester's own worth. An op whose order reads the row count is caught, and its place is named: the first
 // position, layer and op that differ.
 TEST(DifferentialNegativeControl, IsCaughtAndNamed) {
-  for (const char* name : {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h", "qwen4_exp"}) {
+  for (const char* name :
+       {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next", "deepseek_v4"}) {
     SCOPED_TRACE(name);
     TesterOptions options = with_negative_control(name);
     options.stop_after = 1;

@@ -1,6 +1,8 @@
 // Sequences that start from snapshots and from other sequences' pages: the same bits as those that computed everything.
 #include "worker/state/snapshots.h"
 
+#include <cstring>
+
 #include "tests/worker/runtime/runtime_testing.h"
 
 namespace tensorfold {
