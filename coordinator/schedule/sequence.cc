@@ -222,8 +222,6 @@ void Sequence::take(const SequencePlan& plan, const std::vector<int32_t>& drafts
 }
 
 void Sequence::read_on() {
-  // The copy drafter's index grows with the prompt, so that no round has to index all of it at once.
-  drafter_->observe(std::span(tokens_).first(computed_));
   const Clock::time_point now = Clock::now();
   const GenerationRequest& request = context_->request;
   if (const auto event = log_progress_.after_pass(now, computed_, tokens_.size())) {

@@ -20,22 +20,15 @@ from outcome import finish, need_packages
 
 FAMILIES = ("llama", "llama3_rope", "qwen3", "qwen3_base128", "qwen3_5", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "nemotron_h",
             "qwen4_exp", "glm5_next", "deepseek_v4")
-# Runs the generator with topk's ties going to the lower index, as the contract has it. torch leaves them open, and scores
-# of exactly 0 are common among the few heads of a tiny indexer.
-STABLE_TOPK = """
-import runpy, sys, torch
-def topk(x, k, dim=-1, largest=True, sorted=True):
-    values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
-    return torch.return_types.topk((values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()))
-torch.topk = torch.Tensor.topk = topk
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+# Runs the generator with topk's ties as the contract has them.
+WITH_STABLE_TOPK = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); import reference_tools; sys.argv.pop(0); " \
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+TOOLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fixtures")
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 
 
 def make(generator, out, seed, *flags):
-    command = [sys.executable, "-c", STABLE_TOPK, generator, out, "--seed", str(seed), "--only", ",".join(FAMILIES), *flags]
+    command = [sys.executable, "-c", WITH_STABLE_TOPK, TOOLS, generator, out, "--seed", str(seed), "--only", ",".join(FAMILIES), *flags]
     run = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     lines = [line for line in run.stdout.splitlines() if ": ok" in line or "FAILED" in line]
     print("\n".join(lines), flush=True)
