@@ -8,22 +8,19 @@
 #include "worker/model/indexer.h"
 
 namespace tensorfold {
-namespace {
 
-absl::StatusOr<std::unique_ptr<Vector>> load_norm(LoadContext& load, const std::string& name, int64_t size) {
+absl::StatusOr<std::unique_ptr<Vector>> packed_norm(LoadContext& load, const std::string& name, int64_t size) {
   absl::StatusOr<std::vector<float>> values = load.reader.norm(name, size);
   if (!values.ok()) return values.status();
   return load.ops.pack_vector(*values);
 }
 
-absl::StatusOr<std::unique_ptr<Vector>> load_part(LoadContext& load, const std::string& name, int64_t size,
-                                                  int64_t first, int64_t count) {
+absl::StatusOr<std::unique_ptr<Vector>> packed_part(LoadContext& load, const std::string& name, int64_t size,
+                                                    int64_t first, int64_t count) {
   absl::StatusOr<std::vector<float>> values = load.reader.vector(name, size);
   if (!values.ok()) return values.status();
   return load.ops.pack_vector(std::span(*values).subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
 }
-
-}  // namespace
 
 WeightCost& WeightCost::operator+=(const WeightCost& other) {
   bytes += other.bytes;
@@ -137,9 +134,9 @@ absl::StatusOr<std::unique_ptr<AttentionBlock>> AttentionBlock::load(LoadContext
   block->qkv_ = load.ops.pack(rows);
 
   if (spec.qk_norm) {
-    absl::StatusOr<std::unique_ptr<Vector>> q_norm = load_norm(load, prefix + ".q_norm", dim);
+    absl::StatusOr<std::unique_ptr<Vector>> q_norm = packed_norm(load, prefix + ".q_norm", dim);
     if (!q_norm.ok()) return q_norm.status();
-    absl::StatusOr<std::unique_ptr<Vector>> k_norm = load_norm(load, prefix + ".k_norm", dim);
+    absl::StatusOr<std::unique_ptr<Vector>> k_norm = packed_norm(load, prefix + ".k_norm", dim);
     if (!k_norm.ok()) return k_norm.status();
     block->q_norm_ = *std::move(q_norm);
     block->k_norm_ = *std::move(k_norm);
@@ -367,12 +364,12 @@ absl::StatusOr<std::unique_ptr<DeltaNetBlock>> DeltaNetBlock::load(LoadContext& 
   }
   block->conv_ = load.ops.pack_vector(local_conv);
   absl::StatusOr<std::unique_ptr<Vector>> a_log =
-      load_part(load, prefix + ".A_log", spec.v_heads, first_v, shape.v_heads);
+      packed_part(load, prefix + ".A_log", spec.v_heads, first_v, shape.v_heads);
   if (!a_log.ok()) return a_log.status();
   absl::StatusOr<std::unique_ptr<Vector>> dt_bias =
-      load_part(load, prefix + ".dt_bias", spec.v_heads, first_v, shape.v_heads);
+      packed_part(load, prefix + ".dt_bias", spec.v_heads, first_v, shape.v_heads);
   if (!dt_bias.ok()) return dt_bias.status();
-  absl::StatusOr<std::unique_ptr<Vector>> norm = load_norm(load, prefix + ".norm", spec.dv);
+  absl::StatusOr<std::unique_ptr<Vector>> norm = packed_norm(load, prefix + ".norm", spec.dv);
   if (!norm.ok()) return norm.status();
   absl::StatusOr<SlicedProjection> out = SlicedProjection::load(load, prefix + ".out_proj", hidden, cut, spec.dv);
   if (!out.ok()) return out.status();

@@ -19,6 +19,12 @@ struct LoadContext {
   ShardSpec shard;
 };
 
+/// A norm's weight, packed.
+absl::StatusOr<std::unique_ptr<Vector>> packed_norm(LoadContext& load, const std::string& name, int64_t size);
+/// Values [first, first + count) of a vector of `size`, packed.
+absl::StatusOr<std::unique_ptr<Vector>> packed_part(LoadContext& load, const std::string& name, int64_t size,
+                                                    int64_t first, int64_t count);
+
 /// What one pass reads of a block's weights, and how many values those are (each is one multiply-add a row).
 struct WeightCost {
   int64_t bytes = 0;

@@ -5,16 +5,6 @@
 #include "worker/model/rope.h"
 
 namespace tensorfold {
-namespace {
-
-absl::StatusOr<std::unique_ptr<Vector>> packed_norm(LoadContext& load, const std::string& name) {
-  absl::StatusOr<std::vector<float>> values = load.reader.norm(name, load.config.hidden_size);
-  if (!values.ok()) return values.status();
-  return load.ops.pack_vector(*values);
-}
-
-}  // namespace
-
 WeightCost DecoderLayer::cost() const {
   return (attention != nullptr ? attention->cost() : delta_net->cost()) +=
          (mlp != nullptr ? mlp->cost() : experts->cost());
@@ -24,7 +14,8 @@ absl::StatusOr<DecoderLayer> load_decoder_layer(LoadContext& load, const std::st
                                                 MlpKind mlp_kind, const DecoderSpec& spec, int64_t kv_layer,
                                                 int64_t recurrent_layer) {
   DecoderLayer layer;
-  absl::StatusOr<std::unique_ptr<Vector>> input_norm = packed_norm(load, prefix + ".input_layernorm");
+  absl::StatusOr<std::unique_ptr<Vector>> input_norm =
+      packed_norm(load, prefix + ".input_layernorm", load.config.hidden_size);
   if (!input_norm.ok()) return input_norm.status();
   layer.input_norm = *std::move(input_norm);
   if (kind == LayerKind::kFullAttention) {
@@ -36,7 +27,8 @@ absl::StatusOr<DecoderLayer> load_decoder_layer(LoadContext& load, const std::st
     if (!delta_net.ok()) return delta_net.status();
     layer.delta_net = *std::move(delta_net);
   }
-  absl::StatusOr<std::unique_ptr<Vector>> post_norm = packed_norm(load, prefix + ".post_attention_layernorm");
+  absl::StatusOr<std::unique_ptr<Vector>> post_norm =
+      packed_norm(load, prefix + ".post_attention_layernorm", load.config.hidden_size);
   if (!post_norm.ok()) return post_norm.status();
   layer.post_norm = *std::move(post_norm);
   if (mlp_kind == MlpKind::kExperts) {
@@ -78,7 +70,7 @@ absl::Status Decoder::load_parts(Decoder& decoder, LoadContext& load, const Deco
     decoder.layers_.push_back(*std::move(layer));
     ++(kind == LayerKind::kFullAttention ? kv_layer : recurrent_layer);
   }
-  absl::StatusOr<std::unique_ptr<Vector>> final_norm = packed_norm(load, "norm");
+  absl::StatusOr<std::unique_ptr<Vector>> final_norm = packed_norm(load, "norm", load.config.hidden_size);
   if (!final_norm.ok()) return final_norm.status();
   decoder.final_norm_ = *std::move(final_norm);
   return absl::OkStatus();

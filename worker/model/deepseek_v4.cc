@@ -15,12 +15,6 @@
 namespace tensorfold {
 namespace {
 
-absl::StatusOr<std::unique_ptr<Vector>> packed_norm(LoadContext& load, const std::string& name, int64_t size) {
-  absl::StatusOr<std::vector<float>> values = load.reader.norm(name, size);
-  if (!values.ok()) return values.status();
-  return load.ops.pack_vector(*values);
-}
-
 // --- Pooled rows ----------------------------------------------------------------------------------------------------
 
 // The layers of the row cache that one compressor has.
