@@ -16,70 +16,13 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "kernels/numerics/tree.h"
+#include "kernels/ops/matrix_source.h"
+#include "kernels/ops/states.h"
 
 namespace tensorfold {
-
-/// How the numbers of a weight are stored. The value of a weight *is* what dequantising to fp32 gives (contract,
-/// section 3): bf16 and f16 widen exactly; MLX affine is fma(scale, q, bias), one rounding; the small floats are
-/// (value * scale) * global scale, or divided by it, and EXL3 its transformed trellis, one rounding of the exact value
-/// (dequantise.h). kE8m0 occurs as scales only.
-enum class WeightFormat : uint8_t { kF32, kBf16, kF16, kMlxAffine, kE4m3, kE2m1, kExl3, kE8m0 };
-
-/// bf16, f16, f32: `data` are the values themselves.
-constexpr bool is_plain(WeightFormat format) {
-  return format == WeightFormat::kF32 || format == WeightFormat::kBf16 || format == WeightFormat::kF16;
-}
-
-/// Which function turns a 16-bit state of an EXL3 trellis into a value.
-enum class Exl3Codebook : uint8_t { k3Inst, kMcg, kMul1 };
-
-/// A [rows, cols] weight matrix in the checkpoint's own bytes (host memory, usually a mapped file). Does not own them;
-/// they must stay valid until the matrix has been packed.
-struct MatrixSource {
-  WeightFormat format = WeightFormat::kF32;
-  int64_t rows = 0;
-  int64_t cols = 0;                 // logical columns (values, not words)
-  const std::byte* data = nullptr;  // first row
-  int64_t row_bytes = 0;            // distance between rows of `data`
-  // MLX affine only: bits 2..8 (no 7), group 32/64/128, scales and biases [rows, cols / group] in scale_format.
-  int bits = 0;
-  int group = 0;
-  WeightFormat scale_format = WeightFormat::kBf16;
-  const std::byte* scales = nullptr;
-  const std::byte* biases = nullptr;
-  int64_t scale_row_bytes = 0;  // distance between rows of scales (and biases)
-
-  // FP8 (kE4m3: a byte a value) and FP4 (kE2m1: two a byte, the lower half first): one scale for block_rows x
-  // block_cols values, in scale_format. `data` and `scales` stay those of the whole matrix; first_row and first_col say
-  // where this part of it begins, so that it may begin anywhere.
-  static constexpr int64_t kWhole = int64_t{1} << 62;  // a block as large as the matrix
-  int64_t block_rows = 1;
-  int64_t block_cols = 0;
-  float global_scale = 1.0f;
-  bool divide_by_global = false;
-  int64_t first_row = 0;
-  int64_t first_col = 0;
-
-  // EXL3: `data` is the trellis, `tile_bytes` for each tile of 16 x 16 values, [whole_cols / 16, whole_rows / 16]
-  // tiles; sides are f16 factors of the whole matrix' columns and rows. first_row and first_col as above.
-  Exl3Codebook codebook = Exl3Codebook::k3Inst;
-  int64_t tile_bytes = 0;
-  int64_t whole_rows = 0;
-  int64_t whole_cols = 0;
-  const std::byte* column_side = nullptr;
-  const std::byte* row_side = nullptr;
-
-  /// Rows [first, first + count).
-  MatrixSource slice_rows(int64_t first, int64_t count) const;
-  /// Columns [first, first + count); both must be multiples of column_unit().
-  MatrixSource slice_cols(int64_t first, int64_t count) const;
-  /// Columns can only be cut at multiples of this: the group of MLX affine, or 1.
-  int64_t column_unit() const { return format == WeightFormat::kMlxAffine ? group : 1; }
-};
 
 /// A [rows, cols] view in backend memory; rows are `stride` values apart. Not owning. Values are fp32, or, where
 /// `rounded` is set, what the backend's products take (bf16 on CUDA; a CPU has no such tensors).
@@ -136,60 +79,6 @@ class Vector {
   virtual int64_t size() const = 0;
 };
 
-/// Memory that holds something for each token, in pages of kPageTokens tokens that page tables name. A page's bytes are
-/// the same wherever it lies, so that pages may be shared, copied, put away and brought back.
-class PagedMemory {
- public:
-  virtual ~PagedMemory() = default;
-  virtual int64_t bytes() const = 0;
-  /// Bytes of one page in all layers, as save_page() gives them.
-  virtual int64_t page_bytes() const = 0;
-  /// In the order of the operations before and after it.
-  virtual void copy_page(int32_t from, int32_t to) = 0;
-  /// `into` and `from` have page_bytes(); these wait for the device.
-  virtual void save_page(int32_t page, std::span<std::byte> into) const = 0;
-  virtual void load_page(int32_t page, std::span<const std::byte> from) = 0;
-};
-
-/// Keys and values of all pages and attention layers that a rank holds. Layout is the backend's own.
-class KvCache : public PagedMemory {};
-
-/// One layer of a RowCache: a row of `width` fp32 values for every `tokens` consecutive tokens (a divisor of
-/// kPageTokens): a latent, an indexer's key, or what several tokens were pooled into.
-struct RowCacheLayer {
-  int64_t width = 0;
-  int64_t tokens = 1;
-  bool operator==(const RowCacheLayer&) const = default;
-};
-
-/// Rows of other things than keys and values, by absolute position, in the pages of the same page tables. A row that
-/// stands for several tokens is written whenever its last token is computed: what rejected drafts left there is written
-/// again before anybody may read it.
-class RowCache : public PagedMemory {};
-
-/// What lasts of one sequence in one recurrent layer, and has no place per token: the state as of the committed
-/// position, and the inputs of the last window's tentative rows, so that a later pass can commit any number of them by
-/// repeating the very same steps.
-class RecurrentState {
- public:
-  virtual ~RecurrentState() = default;
-  virtual int64_t bytes() const = 0;
-  /// Back to the state before any token.
-  virtual void reset() = 0;
-  /// A copy of all of it, kept inputs included; `other` is of the same shape and backend.
-  virtual void copy_from(const RecurrentState& other) = 0;
-  /// `into` and `from` have bytes(); what save() gave on one rank load() takes on a rank with the same share. These
-  /// wait for the device. load() gives false, and leaves the state as it was, where the bytes are no state with
-  /// `tentative` rows kept: they may come from a file.
-  virtual void save(std::span<std::byte> into) const = 0;
-  virtual bool load(std::span<const std::byte> from, int64_t tentative) = 0;
-};
-
-/// Tokens in a KV page. Attention visits keys in blocks of 16 at absolute positions, inside splits of 512.
-inline constexpr int64_t kPageTokens = 64;
-inline constexpr int64_t kKeyBlock = 16;
-inline constexpr int64_t kKeySplit = 512;
-
 /// Consecutive rows of one sequence in a pass.
 struct RowGroup {
   int64_t first_row = 0;  // index of its first row in the pass
@@ -222,63 +111,6 @@ struct RopeTable {
   Tensor cos;
   Tensor sin;
 };
-
-/// Local shape of a gated delta net: heads that this rank owns. k_head_of[v] is the local key head of local value head
-/// v.
-struct DeltaNetShape {
-  int64_t k_heads = 0;
-  int64_t v_heads = 0;
-  int64_t dk = 0;
-  int64_t dv = 0;
-  int64_t conv_kernel = 4;
-  int64_t max_window = 16;  // most tentative rows a pass may have
-  /// A decay for each key channel of each value head, bounded from below, and an output gate of sigmoid (Kimi's delta
-  /// attention); else one decay a value head and a gate of silu. Ops::supports_latents() says whether it is there.
-  bool channel_decay = false;
-  std::vector<int32_t> k_head_of;
-  int64_t channels() const { return 2 * k_heads * dk + v_heads * dv; }
-  int64_t decays() const { return channel_decay ? v_heads * dk : v_heads; }
-  /// Values that a sequence's state holds, about: what the memory plan counts.
-  int64_t state_values() const {
-    return v_heads * dk * dv + channels() * (conv_kernel - 1) + max_window * (channels() + v_heads + decays());
-  }
-};
-
-/// Local shape of a Mamba2 layer: whole groups of heads that this rank owns; heads / groups neighbouring heads share a
-/// group's B and C, and are normed together.
-struct Mamba2Shape {
-  int64_t heads = 0;
-  int64_t head_dim = 0;
-  int64_t groups = 0;
-  int64_t state = 0;
-  int64_t conv_kernel = 4;
-  int64_t max_window = 16;  // most tentative rows a pass may have
-  int64_t width() const { return heads * head_dim; }
-  int64_t channels() const { return width() + 2 * groups * state; }
-  /// As DeltaNetShape::state_values().
-  int64_t state_values() const {
-    return width() * state + channels() * (conv_kernel - 1) + max_window * (channels() + heads);
-  }
-};
-
-/// A dilated short convolution by itself, which keeps the tokens of its last rows too.
-struct ShortConvShape {
-  int64_t channels = 0;
-  int64_t taps = 0;
-  int64_t dilation = 1;
-  int64_t context = 0;      // tokens before a row that may be asked for
-  int64_t max_window = 16;  // most tentative rows a pass may have
-  int64_t history() const { return (taps - 1) * dilation; }
-  /// As DeltaNetShape::state_values().
-  int64_t state_values() const { return history() * channels + context + max_window * (channels + 1); }
-};
-
-/// The kinds of recurrent layers.
-using StateShape = std::variant<DeltaNetShape, Mamba2Shape, ShortConvShape>;
-/// Bytes of one sequence's state in such a layer, as the memory plan counts them.
-inline int64_t state_bytes(const StateShape& shape) {
-  return std::visit([](const auto& s) { return s.state_values() * static_cast<int64_t>(sizeof(float)); }, shape);
-}
 
 struct DeltaNetArgs {
   const DeltaNetShape* shape = nullptr;
