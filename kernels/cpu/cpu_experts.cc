@@ -41,14 +41,6 @@ class CpuExperts : public ExpertWeights {
 
 const CpuExperts& cpu_experts(const ExpertsArgs& args) { return static_cast<const CpuExperts&>(*args.experts); }
 
-// Larger first, NaN last, then the lower number.
-bool chosen_before(const Candidate& a, const Candidate& b) {
-  const bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
-  if (a_nan != b_nan) return b_nan;
-  if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
-  return a.id < b.id;
-}
-
 }  // namespace
 
 std::unique_ptr<ExpertWeights> CpuOps::pack_experts(std::span<const ExpertSource> experts) {
@@ -106,7 +98,7 @@ void CpuOps::route(const RouteArgs& args) {
             order[static_cast<size_t>(e)] = {bias == nullptr ? logits[e] : score[e] + bias[e], static_cast<int32_t>(e)};
           }
           if (!args.given) {
-            std::partial_sort(order.begin(), order.begin() + chosen, order.end(), chosen_before);
+            std::partial_sort(order.begin(), order.begin() + chosen, order.end(), candidate_before);
             for (int64_t j = 0; j < chosen; ++j) ids[j] = static_cast<float>(order[static_cast<size_t>(j)].id);
           }
           float sum = 0.0f;

@@ -241,12 +241,7 @@ void CpuOps::select_rows(const RowCache& row_cache, const SelectArgs& args) {
               args.weights.data + r * args.weights.stride, args.scale, args.weight_scale);
           order.push_back({score, static_cast<int32_t>(w)});
         }
-        std::nth_element(order.begin(), order.begin() + most - 1, order.end(), [](const auto& a, const auto& b) {
-          const bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
-          if (a_nan != b_nan) return b_nan;
-          if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
-          return a.id < b.id;
-        });
+        std::nth_element(order.begin(), order.begin() + most - 1, order.end(), candidate_before);
         std::sort(order.begin(), order.begin() + most, [](const auto& a, const auto& b) { return a.id < b.id; });
         for (int64_t j = 0; j < most; ++j) out[j] = static_cast<float>(order[static_cast<size_t>(j)].id);
       }

@@ -31,14 +31,6 @@ int usable_cores() {
 const CpuWeight& cpu_weight(const Weight& w) { return static_cast<const CpuWeight&>(w); }
 const CpuVector& cpu_vector(const Vector& v) { return static_cast<const CpuVector&>(v); }
 
-// NaN last, larger first, lower id first.
-bool better(const Candidate& a, const Candidate& b) {
-  const bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
-  if (a_nan != b_nan) return b_nan;
-  if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
-  return a.id < b.id;
-}
-
 }  // namespace
 
 std::unique_ptr<Ops> make_cpu_ops(const CpuOptions& options, std::string* error) {
@@ -289,17 +281,17 @@ std::vector<std::vector<Candidate>> CpuOps::top_candidates(Tensor logits, int32_
       std::vector<Candidate>& heap = part[static_cast<size_t>(item)];  // the worst of the best in front
       const int64_t first = std::min(to, from + n);
       for (int64_t i = from; i < first; ++i) heap.push_back({x[i], static_cast<int32_t>(first_id + i)});
-      std::make_heap(heap.begin(), heap.end(), better);
+      std::make_heap(heap.begin(), heap.end(), candidate_before);
       for (int64_t i = first; i < to; ++i) {
         // Ids ascend, so only a larger logit can displace one; before a NaN comes every number.
         const float worst = heap.front().logit;
         if (worst == worst) i = kernels_->find_greater(x, i, to, worst);
         if (i >= to) break;
         const Candidate next{x[i], static_cast<int32_t>(first_id + i)};
-        if (!better(next, heap.front())) continue;
-        std::pop_heap(heap.begin(), heap.end(), better);
+        if (!candidate_before(next, heap.front())) continue;
+        std::pop_heap(heap.begin(), heap.end(), candidate_before);
         heap.back() = next;
-        std::push_heap(heap.begin(), heap.end(), better);
+        std::push_heap(heap.begin(), heap.end(), candidate_before);
       }
     }
   });
@@ -310,7 +302,7 @@ std::vector<std::vector<Candidate>> CpuOps::top_candidates(Tensor logits, int32_
       const std::vector<Candidate>& more = part[static_cast<size_t>(r * chunks + c)];
       all.insert(all.end(), more.begin(), more.end());
     }
-    std::sort(all.begin(), all.end(), better);
+    std::sort(all.begin(), all.end(), candidate_before);
     if (static_cast<int64_t>(all.size()) > n) all.resize(static_cast<size_t>(n));
   }
   return rows;

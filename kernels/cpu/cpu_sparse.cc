@@ -11,6 +11,7 @@
 #include "kernels/ops/stream_ops.h"
 
 namespace tensorfold {
+
 void CpuOps::pool_means(RowCache& row_cache, const PoolMeansArgs& args) {
   CpuRowCache& cache = static_cast<CpuRowCache&>(row_cache);
   kernel_check(args.from >= 0 && args.from < cache.layers() && args.into >= 0 && args.into < cache.layers() &&
@@ -53,12 +54,6 @@ void CpuOps::select_windows(const RowCache& row_cache, const SelectWindowsArgs& 
                    args.out.rows == args.q.rows && args.out.cols >= 1,
                "select_windows: shapes differ");
   const int64_t width = cache.shape(args.layer).width, most = args.out.cols;
-  const auto better = [](const Candidate& a, const Candidate& b) {
-    const bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
-    if (a_nan != b_nan) return b_nan;
-    if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
-    return a.id < b.id;
-  };
   for (const RowGroup& g : args.rows.groups) {
     check_group(g, args.q.rows, cache.pages());
     pool_->parallel_for(g.rows, 1, [&](int64_t begin, int64_t end, int) {
@@ -82,7 +77,7 @@ void CpuOps::select_windows(const RowCache& row_cache, const SelectWindowsArgs& 
           }
           scores.push_back({sum * args.scale, static_cast<int32_t>(w)});
         }
-        std::nth_element(scores.begin(), scores.begin() + chosen, scores.end(), better);
+        std::nth_element(scores.begin(), scores.begin() + chosen, scores.end(), candidate_before);
         std::sort(scores.begin(), scores.begin() + chosen,
                   [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
         for (int64_t w = 0; w < chosen; ++w) out[w] = static_cast<float>(scores[static_cast<size_t>(w)].id);

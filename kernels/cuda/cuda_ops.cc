@@ -11,19 +11,13 @@ std::vector<std::vector<Candidate>> CudaOps::top_candidates(Tensor logits, int32
   std::vector<std::vector<Candidate>> rows(static_cast<size_t>(logits.rows));
   n = std::min(n, logits.cols);
   if (n <= 0 || logits.rows == 0) return rows;
-  const auto better = [](const Candidate& a, const Candidate& b) {
-    const bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
-    if (a_nan != b_nan) return b_nan;
-    if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
-    return a.id < b.id;
-  };
   if (n > kMaxCudaCandidates) {  // whole rows are wanted anyway
     std::vector<float> host(static_cast<size_t>(logits.cols));
     for (int64_t r = 0; r < logits.rows; ++r) {
       download(logits.row_range(r, 1), host);
       std::vector<Candidate>& row = rows[static_cast<size_t>(r)];
       for (size_t i = 0; i < host.size(); ++i) row.push_back({host[i], first_id + static_cast<int32_t>(i)});
-      std::partial_sort(row.begin(), row.begin() + n, row.end(), better);
+      std::partial_sort(row.begin(), row.begin() + n, row.end(), candidate_before);
       row.resize(static_cast<size_t>(n));
     }
     return rows;

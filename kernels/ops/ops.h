@@ -226,6 +226,14 @@ struct Candidate {
   int32_t id = 0;
   bool operator==(const Candidate&) const = default;
 };
+/// The order of every choice by score, of tokens, experts and keys: larger first, NaN last, ties to the lower number
+/// (contract, sections 4 and 5).
+inline bool candidate_before(const Candidate& a, const Candidate& b) {
+  const bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
+  if (a_nan != b_nan) return b_nan;
+  if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
+  return a.id < b.id;
+}
 
 struct MatmulJob {
   const Weight* weight = nullptr;
