@@ -199,6 +199,7 @@ void Engine::run() {
     give_background_its_turn();
     start_sequences();
     if (active_.empty()) {
+      round_end_ = {};
       ping_if_idle();
     } else {
       run_round();
@@ -350,6 +351,7 @@ void Engine::run_round() {
   planner_.record(round, ms);
 
   int ended = 0;
+  size_t kept = 0;
   // Each rank reports the wanted rows in the plan's order.
   std::vector<size_t> at(result->reports.size(), 0);
   for (size_t i = 0; i < round.sequences.size(); ++i) {
@@ -374,6 +376,7 @@ void Engine::run_round() {
     const uint64_t accepted = sequence.accepted();
     sequence.take(plan, drafts, rows, policy_);
     lanes_.advanced(sequence);
+    kept += sequence.reply_tokens() - before;
     const std::lock_guard lock(mutex_);
     status_.reply_tokens += sequence.reply_tokens() - before;
     status_.drafted += sequence.drafted() - drafted;
@@ -385,6 +388,10 @@ void Engine::run_round() {
     }
   }
   const Clock::time_point now = Clock::now();
+  if (round.prompt_rows == 0 && round_end_.time_since_epoch().count() != 0) {
+    planner_.record_windows(round, kept, std::chrono::duration<double, std::milli>(now - round_end_).count());
+  }
+  round_end_ = now;
   const std::lock_guard lock(mutex_);
   last_step_ = now;
   admission_.record_round(ms / 1000.0, round.prompt_rows, ended);

@@ -126,11 +126,12 @@ class Engine {
   WidthPolicy policy_;
   RoundPlanner planner_;
   BackgroundTurns turns_;
-  bool left_out_ = false;   // the last round read nothing of some background prompt
-  double mtp_step_ms_ = 0;  // measured by warm_up()
-  int failures_ = 0;        // passes that failed in a row
-  uint64_t parked_ = 0;     // sequences that wait for the ranks
-  absl::Status down_;       // not OK while ranks are missing
+  bool left_out_ = false;        // the last round read nothing of some background prompt
+  double mtp_step_ms_ = 0;       // measured by warm_up()
+  Clock::time_point round_end_;  // of the last round; zero: there was none just before
+  int failures_ = 0;             // passes that failed in a row
+  uint64_t parked_ = 0;          // sequences that wait for the ranks
+  absl::Status down_;            // not OK while ranks are missing
   Clock::time_point down_since_;
   std::thread thread_;
 };
