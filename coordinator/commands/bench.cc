@@ -22,6 +22,7 @@ struct BenchFlags {
   ShapeBenchOptions shape;  // what both have stands in `model`
   std::string json;
   std::string svg;
+  std::string write;
 };
 
 absl::Status write_file(const char* option, const std::string& path, const std::string& text) {
@@ -34,6 +35,7 @@ absl::Status write_file(const char* option, const std::string& path, const std::
 
 absl::Status run_model(const BenchFlags& flags) {
   if (!flags.svg.empty()) return absl::InvalidArgumentError("--svg goes with --shape");
+  if (!flags.write.empty()) return absl::InvalidArgumentError("--write goes with --shape");
   const absl::StatusOr<BenchReport> report = run_bench(flags.model);
   if (!report.ok()) return report.status();
   print_report(*report, std::cout);
@@ -46,6 +48,7 @@ absl::Status run_shape(const BenchFlags& flags) {
         "--shape runs its ranks as threads of this process, whose caches can be set to any context; --transport ucx "
         "goes with --model");
   }
+  if (!flags.write.empty()) return write_shape_checkpoint(flags.shape.shape, flags.shape.format, flags.write);
   ShapeBenchOptions options = flags.shape;
   options.world = flags.model.world;
   options.backend = flags.model.backend;
@@ -113,6 +116,8 @@ void add_shape(CLI::App& command, BenchFlags& flags) {
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   command.add_option("--svg", flags.svg, "--shape: also draw the passes into this file");
+  command.add_option("--write", flags.write,
+                     "--shape: measure nothing, write the random weights as a checkpoint into this folder");
 }
 
 }  // namespace

@@ -165,6 +165,7 @@ class CpuOps : public Ops {
   void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& args, Tensor selected,
                         int64_t tokens) override;
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
+  std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) override;
 
  private:
   struct AttentionPlan;

@@ -405,6 +405,7 @@ class CudaOps : public Ops, public CudaStreamOps {
   }
 
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
+  std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) override;
 
  private:
   // Launches up to a step of the host (the last segment has none).

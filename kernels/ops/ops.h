@@ -235,6 +235,12 @@ inline bool candidate_before(const Candidate& a, const Candidate& b) {
   return a.id < b.id;
 }
 
+/// What draws a row's token: the row's part of the noise (row_key of kernels/numerics/gumbel.h) and the temperature.
+struct DrawKey {
+  uint64_t key = 0;
+  double temperature = 0.0;  // 0: nothing is drawn from this row
+};
+
 struct MatmulJob {
   const Weight* weight = nullptr;
   Tensor x;
@@ -442,6 +448,10 @@ class Ops {
   /// The n best of each row by (logit descending, id ascending); ids count from first_id. Rows may hold fewer than n.
   /// NaN logits sort last.
   virtual std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) = 0;
+  /// The token of each row whose logit / temperature + noise is largest, in float64, ties to the lower id (contract,
+  /// section 5); keys has a key a row. The first logit that is not finite, if a row has one. Id -1 where nothing is
+  /// drawn. Every backend gives the same bits for the same logits.
+  virtual std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) = 0;
 };
 
 /// Gives back what was taken from the pass arena during its life.

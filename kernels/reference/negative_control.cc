@@ -160,6 +160,9 @@ class NegativeControl : public Ops {
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override {
     return inner_->top_candidates(logits, first_id, n);
   }
+  std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) override {
+    return inner_->best_draws(logits, first_id, keys);
+  }
 
  private:
   std::unique_ptr<Ops> inner_;

@@ -224,7 +224,12 @@ absl::StatusOr<std::unique_ptr<DeviceExchange>> choose_exchange(Communicator& co
   const absl::StatusOr<size_t> best = decide(communicator, ways);
   if (!best.ok()) return best.status();
   tell(fmt::format("taken: {}", ways[*best].name));
-  return std::move(ways[*best].exchange);
+  std::unique_ptr<DeviceExchange> taken = std::move(ways[*best].exchange);
+  // Nobody goes on while another rank still gives the other ways back: freeing mapped memory waits for all kernels of
+  // the process, and a kernel of a rank that went on waits for this one.
+  ways.clear();
+  if (absl::Status status = communicator.barrier(Deadline::after(kSetUpTime)); !status.ok()) return status;
+  return taken;
 }
 
 }  // namespace tensorfold

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <boost/json.hpp>
 #include <cmath>
 #include <cstring>
 
@@ -127,6 +128,14 @@ absl::StatusOr<std::unique_ptr<GeneratedCheckpoint>> GeneratedCheckpoint::create
   if (absl::Status status = out->map_windows(); !status.ok()) return status;
   out->sort_by_name();
   return out;
+}
+
+std::string GeneratedCheckpoint::with_quantization(const std::string& shape_text) const {
+  boost::json::object config = boost::json::parse(shape_text).as_object();
+  if (const std::optional<AffineFormat> format = config_.quantization.standard) {
+    config["quantization"] = {{"group_size", format->group}, {"bits", format->bits}, {"mode", "affine"}};
+  }
+  return boost::json::serialize(config);
 }
 
 const TensorInfo* GeneratedCheckpoint::find(std::string_view name) const {

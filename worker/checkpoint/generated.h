@@ -37,6 +37,9 @@ class GeneratedCheckpoint : public TensorSource {
   static absl::StatusOr<std::unique_ptr<GeneratedCheckpoint>> create(const ModelConfig& config, std::string_view format,
                                                                      const std::string& label, uint64_t seed = 1);
 
+  /// The text of a config.json that reads as this checkpoint: the shape file's, with what the format adds to it.
+  std::string with_quantization(const std::string& shape_text) const;
+
   const std::string& dir() const override { return label_; }
   const ModelConfig& config() const override { return config_; }
   std::string file_list() const override { return "made-up weights"; }

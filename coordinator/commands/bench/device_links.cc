@@ -21,6 +21,7 @@ absl::Status bench_device_links(Communicator& communicator, int device, std::vec
       const std::string size = kib < 1024 ? fmt::format("{} KiB", kib) : "1 MiB";
       figures->push_back({fmt::format("{} between GPUs, {} a rank", way, size), *us, 0});
     }
+    exchange->reset();  // before the barrier: freeing mapped memory waits for the kernels of the process's other ranks
     if (absl::Status status = communicator.barrier(soon()); !status.ok()) return status;
   }
   return absl::OkStatus();

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "coordinator/commands/bench/bench.h"
@@ -12,6 +14,8 @@
 #include "coordinator/commands/bench/world.h"
 #include "worker/checkpoint/generated.h"
 #include "worker/checkpoint/inspect.h"
+#include "worker/checkpoint/json_fields.h"
+#include "worker/checkpoint/safetensors_write.h"
 
 namespace tensorfold {
 namespace {
@@ -150,6 +154,36 @@ void count_keys(const ModelConfig& config, const ShapeWorld& world, int64_t posi
 }
 
 }  // namespace
+
+absl::Status write_shape_checkpoint(const std::string& shape, const std::string& format, const std::string& folder) {
+  const absl::StatusOr<std::string> path = find_shape(shape);
+  if (!path.ok()) return path.status();
+  const absl::StatusOr<ModelConfig> config = read_shape(*path);
+  if (!config.ok()) return config.status();
+  const auto source = GeneratedCheckpoint::create(*config, format, *path);
+  if (!source.ok()) return source.status();
+  absl::StatusOr<std::string> text = read_text_file(*path, kMaxConfigBytes);
+  if (!text.ok()) return text.status();
+  const std::string config_text = (*source)->with_quantization(*text);
+
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) return absl::InvalidArgumentError(fmt::format("--write {}: {}", folder, error.message()));
+  const std::filesystem::path config_path = std::filesystem::path(folder) / "config.json";
+  const std::filesystem::path weights_path = std::filesystem::path(folder) / "model.safetensors";
+  for (const auto& file : {config_path, weights_path}) {
+    if (std::filesystem::exists(file, error)) {
+      return absl::InvalidArgumentError(fmt::format("--write {}: {} is there already", folder, file.string()));
+    }
+  }
+  std::vector<TensorInfo> tensors;
+  for (const std::string& name : (*source)->names()) tensors.push_back(*(*source)->find(name));
+  if (absl::Status status = write_safetensors(weights_path.string(), tensors); !status.ok()) return status;
+  std::ofstream out(config_path);
+  out << config_text << "\n";
+  out.close();
+  return out ? absl::OkStatus() : absl::UnavailableError(fmt::format("{}: cannot be written", config_path.string()));
+}
 
 absl::StatusOr<ShapeReport> run_shape_bench(const ShapeBenchOptions& options) {
   const absl::StatusOr<std::string> path = find_shape(options.shape);

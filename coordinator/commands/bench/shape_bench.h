@@ -26,4 +26,9 @@ struct ShapeBenchOptions {
 /// what there is instead: an unknown shape, format or backend, a world that is too wide, nothing that fits.
 absl::StatusOr<ShapeReport> run_shape_bench(const ShapeBenchOptions& options);
 
+/// Writes the shape's random weights as a checkpoint (config.json, model.safetensors; no tokenizer) into `folder`,
+/// which is made if need be, so that a cluster can be tried at its true size before anything is downloaded.
+/// InvalidArgument if the folder has a model.safetensors or config.json already.
+absl::Status write_shape_checkpoint(const std::string& shape, const std::string& format, const std::string& folder);
+
 }  // namespace tensorfold

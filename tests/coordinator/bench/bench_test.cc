@@ -2,8 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
+#include <filesystem>
 #include <sstream>
+
+#include "coordinator/commands/bench/shape_bench.h"
+#include "worker/checkpoint/checkpoint.h"
+#include "worker/checkpoint/generated.h"
 
 namespace tensorfold {
 namespace {
@@ -75,6 +81,31 @@ TEST(Bench, BadOptionsAreNamed) {
   options = quick(2, "ucx");
   options.model = "/nonexistent";
   EXPECT_FALSE(run_bench(options).ok());
+}
+
+// What --write leaves is a checkpoint like any other: it opens with the same configuration and tensors as the made-up
+// one, quantised or not, and what is there already is not written over.
+TEST(Bench, WritesAShapeAsACheckpoint) {
+  const std::string shape = TENSORFOLD_SOURCE_DIR "/tests/fixtures/qwen3_5/config.json";
+  for (const std::string format : {"bf16", "mlx-4bit"}) {
+    const std::string folder = ::testing::TempDir() + "/written_" + format;
+    std::filesystem::remove_all(folder);
+    const absl::Status written = write_shape_checkpoint(shape, format, folder);
+    ASSERT_TRUE(written.ok()) << written;
+    const auto read = Checkpoint::open(folder);
+    ASSERT_TRUE(read.ok()) << read.status();
+    const auto made = GeneratedCheckpoint::create(*read_shape(shape), format, shape);
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ((*read)->config().quantization.any(), format != "bf16");
+    ASSERT_EQ((*read)->names(), (*made)->names());
+    for (const std::string& name : (*made)->names()) {
+      const TensorInfo* a = (*made)->find(name);
+      const TensorInfo* b = (*read)->find(name);
+      EXPECT_EQ(a->shape, b->shape) << name;
+      EXPECT_TRUE(std::ranges::equal(a->data, b->data)) << name;
+    }
+    EXPECT_EQ(write_shape_checkpoint(shape, format, folder).code(), absl::StatusCode::kInvalidArgument);
+  }
 }
 
 }  // namespace
