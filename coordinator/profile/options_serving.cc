@@ -92,8 +92,10 @@ Options schedule_options() {
        .min = 0,
        .max = 24 * kHour,
        .unit = "time",
-       .help = "While background requests wait for others, one of them counts as foreground every so often, so that "
-               "a batch goes on under any load. 0s: never; they may then wait for ever.",
+       .help =
+           "While background requests wait for others, one of them counts as foreground every so often, so that "
+           "a batch goes on under any load, and sooner when eight foreground requests got lanes before it. 0s: never; "
+           "they may then wait for ever.",
        .example = "5s"},
       {.key = "schedule.background_models",
        .type = Type::kList,

@@ -1,5 +1,6 @@
-// When background work that waits counts as foreground: one sequence at most every interval, however much foreground
-// work there is. So a batch goes on slowly under any load, and a load notices one request of it an interval.
+// When background work that waits counts as foreground: one sequence every interval, or after so many foreground ones
+// that got lanes before it, whichever comes first, however much foreground work there is. So a batch goes on slowly
+// under any load, and a load notices one request of it in nine, or one an interval.
 //
 // No clock inside. One owner, not thread-safe. docs/scheduling.md tells users the same.
 #pragma once
@@ -12,6 +13,7 @@ namespace tensorfold {
 class BackgroundTurns {
  public:
   using Clock = std::chrono::steady_clock;
+  static constexpr int kPassedBy = 8;
 
   /// `interval` 0: never.
   explicit BackgroundTurns(std::chrono::milliseconds interval) : interval_(interval) {}
@@ -23,15 +25,23 @@ class BackgroundTurns {
       since_.reset();
       return false;
     }
-    if (!since_.has_value()) since_ = now;
-    if (now - *since_ < interval_) return false;
-    since_ = now;
+    if (!since_.has_value()) begin(now);
+    if (now - *since_ < interval_ && passed_by_ < kPassedBy) return false;
+    begin(now);
     return true;
   }
+  /// A foreground sequence got a lane.
+  void foreground_started() { ++passed_by_; }
 
  private:
+  void begin(Clock::time_point now) {
+    since_ = now;
+    passed_by_ = 0;
+  }
+
   const std::chrono::milliseconds interval_;
   std::optional<Clock::time_point> since_;  // something has waited ever since
+  int passed_by_ = 0;
 };
 
 }  // namespace tensorfold

@@ -293,6 +293,7 @@ void Engine::start_sequences() {
   };
   while (Sequence* next = queue_.next(later)) {
     if (!lanes_.take(*next) && !(make_room(*next) && lanes_.take(*next))) break;
+    if (!next->background()) turns_.foreground_started();
     active_.push_back(queue_.take(*next));
   }
 }

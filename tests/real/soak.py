@@ -107,8 +107,8 @@ def check_idle(checks, cluster):
 
 
 def run(checks, args):
-    # Pages and snapshots are taken from the system when they are first used: few of them, so that all are in use when the
-    # warm-up is over, and what grows after it is a leak.
+    # Pages of keys and values cost memory once they were written: few of them, so that all are in use when the warm-up is
+    # over, and what grows after it is a leak.
     sections = {
         "cache": {"snapshot_bytes": "16MiB"},
         "memory": {"kv_bytes": "48MiB", "floor_free": "16MiB"},

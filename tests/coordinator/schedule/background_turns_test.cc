@@ -9,7 +9,8 @@ namespace {
 using std::chrono::milliseconds;
 
 // Protects: the bound on what background work waits for, and on what it costs others: one turn an interval, counted
-// from when something began to wait; none while nothing waits, and never if the profile says never.
+// from when something began to wait, and no later than after eight others; none while nothing waits, and never if the
+// profile says never.
 TEST(BackgroundTurns, OneAnInterval) {
   const BackgroundTurns::Clock::time_point start{};
   BackgroundTurns turns(milliseconds(100));
@@ -19,6 +20,12 @@ TEST(BackgroundTurns, OneAnInterval) {
   EXPECT_TRUE(turns.due(start + milliseconds(600), true));
   EXPECT_FALSE(turns.due(start + milliseconds(601), true)) << "the next one has its own interval";
   EXPECT_TRUE(turns.due(start + milliseconds(700), true));
+  for (int i = 0; i < BackgroundTurns::kPassedBy; ++i) {
+    EXPECT_FALSE(turns.due(start + milliseconds(701), true)) << "one of nine lanes, not more";
+    turns.foreground_started();
+  }
+  EXPECT_TRUE(turns.due(start + milliseconds(702), true));
+  EXPECT_FALSE(turns.due(start + milliseconds(703), true));
   EXPECT_FALSE(turns.due(start + milliseconds(710), false));
   EXPECT_FALSE(turns.due(start + milliseconds(2000), true)) << "it began to wait just now";
   BackgroundTurns never(milliseconds(0));
