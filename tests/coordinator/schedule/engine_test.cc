@@ -415,21 +415,21 @@ TEST_F(EngineTest, BackgroundHasItsTurnUnderAnyLoad) {
   options.max_sequences = 1;
   options.background_turn = std::chrono::milliseconds(30);
   open(options);
-  const std::string undisturbed = run(request(0, 40, 60));
+  const std::string undisturbed = run(request(0, 40, 20));
   std::atomic<bool> over = false;
   std::atomic<bool> refused = false;
   std::thread others([&] {
     for (uint32_t seed = 1; !over; ++seed) {
-      if (engine_->status().queued - engine_->status().queued_background < 4) {
+      if (engine_->status().queued - engine_->status().queued_background < 3) {
         Listener ignored;
-        if (!engine_->submit(request(seed, 30, 100), ignored.sink()).ok()) refused = true;
+        if (!engine_->submit(request(seed, 30, 20), ignored.sink()).ok()) refused = true;
       } else {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
   });
-  while (engine_->status().queued < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  GenerationRequest slow = request(0, 40, 60);
+  while (engine_->status().queued < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  GenerationRequest slow = request(0, 40, 20);
   slow.priority = Priority::kBackground;
   Listener background;
   ASSERT_TRUE(engine_->submit(slow, background.sink()).ok());
