@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -268,6 +270,13 @@ int wrong_choices(const std::vector<float>& expected, const std::vector<int64_t>
   return wrong;
 }
 
+// Families with operations that the CUDA backend has not: refused by name when they are loaded.
+constexpr std::array kNotOnGpu = {"nemotron_h", "qwen4_exp", "glm5_next", "deepseek_v4"};
+
+bool has_delta_net(const std::string& fixture) {
+  return fixture == "qwen3_5" || fixture == "qwen3_next" || fixture == "qwen3_5_moe";
+}
+
 class FixturesOnGpu : public ::testing::TestWithParam<const char*> {};
 
 // Protects: the CUDA backend computes the same models, to the accuracy of bf16 products, as graphs and launch by
@@ -280,7 +289,8 @@ TEST_P(FixturesOnGpu, LogitsAgreeWithFloat64) {
   const std::unique_ptr<Ops> packer = *make_backend(backend);
   for (const std::string& dir : fixture_folders()) {
     SCOPED_TRACE(dir);
-    if (read_config(dir)->experts.count > 0 && !packer->supports_experts()) {
+    const std::string name = std::filesystem::path(dir).filename().string();
+    if (std::any_of(kNotOnGpu.begin(), kNotOnGpu.end(), [&](const char* family) { return name.starts_with(family); })) {
       const auto shards = ModelShards::load_all(dir, 1, *packer);
       ASSERT_FALSE(shards.ok());
       EXPECT_THAT(std::string(shards.status().message()), ::testing::HasSubstr("does not compute"));
@@ -289,7 +299,7 @@ TEST_P(FixturesOnGpu, LogitsAgreeWithFloat64) {
     // What bf16 inputs of products cost by themselves: the CPU backend with nothing but those rounded to bf16 is 0.028,
     // 0.020, 0.022, 0.014 away on the other fixtures and 0.19 on qwen3_5, whose delta net of 32-wide heads amplifies
     // them (0.05 with the delta net's own projection unrounded).
-    const double kLimit = dir.ends_with("qwen3_5") ? 0.25 : 4e-2;
+    const double kLimit = has_delta_net(name) ? 0.25 : 4e-2;
     const Expected expected(dir + "/expected.safetensors");
     const std::vector<int64_t> ids = expected.ints("input_ids");
     const std::vector<int64_t> positions = expected.ints("positions");
