@@ -36,15 +36,61 @@ __device__ void make_scores(const float* logits, int experts, RouterScore kind, 
   for (int e = lane; e < experts; e += 32) score[e] = __fdiv_rn(score[e], sum);
 }
 
-// The largest of a lane's keys below `bound`; 0: none is left.
-__device__ __forceinline__ uint64_t next_key(const uint64_t* keys, int experts, uint64_t bound, int lane) {
-  uint64_t best = 0;
-  for (int e = lane; e < experts; e += 32) {
-    const uint64_t key = keys[e];
-    if (key < bound && key > best) best = key;
-  }
-  return best;
+__device__ __forceinline__ uint64_t key_of(const CudaRouteArgs& a, const float* logits, const float* score, int e) {
+  const float value = a.bias == nullptr ? logits[e] : __fadd_rn(score[e], a.bias[e]);
+  return candidate_key(__float_as_uint(value), e);
 }
+
+// A lane's keys, largest first: those of experts lane, lane + 32, …; 0 where there is none. pop() takes the first away.
+template <int kKeys>
+struct KeysInRegisters {
+  uint64_t keys[kKeys];
+  __device__ __forceinline__ void fill(const CudaRouteArgs& a, const float* logits, const float* score, int lane) {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const int e = lane + 32 * i;
+      keys[i] = e < a.logits.cols ? key_of(a, logits, score, e) : 0;
+    }
+#pragma unroll
+    for (int end = kKeys - 1; end > 0; --end) {
+#pragma unroll
+      for (int i = 0; i < end; ++i) {
+        const uint64_t low = min(keys[i], keys[i + 1]);
+        keys[i] = max(keys[i], keys[i + 1]);
+        keys[i + 1] = low;
+      }
+    }
+  }
+  __device__ __forceinline__ uint64_t first() const { return keys[0]; }
+  __device__ __forceinline__ void pop() {
+#pragma unroll
+    for (int i = 0; i + 1 < kKeys; ++i) keys[i] = keys[i + 1];
+    keys[kKeys - 1] = 0;
+  }
+};
+
+// The same for any number of experts: the largest key below the one that was taken is looked for each time.
+struct KeysInMemory {
+  const CudaRouteArgs* args;
+  const float* logits;
+  const float* score;
+  int lane;
+  uint64_t best;
+  __device__ __forceinline__ void fill(const CudaRouteArgs& a, const float* l, const float* s, int my_lane) {
+    args = &a, logits = l, score = s, lane = my_lane;
+    best = ~uint64_t{0};
+    pop();
+  }
+  __device__ __forceinline__ uint64_t first() const { return best; }
+  __device__ __forceinline__ void pop() {
+    uint64_t next = 0;
+    for (int e = lane; e < args->logits.cols; e += 32) {
+      const uint64_t key = key_of(*args, logits, score, e);
+      if (key < best && key > next) next = key;
+    }
+    best = next;
+  }
+};
 
 __device__ __forceinline__ uint64_t largest(uint64_t key) {
   const unsigned high = static_cast<unsigned>(key >> 32);
@@ -53,8 +99,9 @@ __device__ __forceinline__ uint64_t largest(uint64_t key) {
   return static_cast<uint64_t>(best) << 32 | low;
 }
 
+template <typename Keys>
 __global__ void __launch_bounds__(32) route_kernel(const __grid_constant__ CudaRouteArgs a) {
-  extern __shared__ uint64_t keys[];  // [experts], then the scores
+  extern __shared__ float score[];  // [experts]; a lane reads its own
   __shared__ float slot_score[kMostExpertSlots];
   pdl_launch();
   pdl_wait();
@@ -68,21 +115,17 @@ __global__ void __launch_bounds__(32) route_kernel(const __grid_constant__ CudaR
     return;
   }
   const float* logits = a.logits.data + row * a.logits.stride;
-  auto* score = reinterpret_cast<float*>(keys + experts);
   make_scores(logits, experts, a.score, score, lane);
   if (!a.given) {
-    for (int e = lane; e < experts; e += 32) {
-      const float value = a.bias == nullptr ? logits[e] : __fadd_rn(score[e], a.bias[e]);
-      keys[e] = candidate_key(__float_as_uint(value), e);
-    }
-    // Each lane offers the best of its own keys that are left; the one that is taken looks for its next.
-    uint64_t offer = next_key(keys, experts, ~uint64_t{0}, lane);
+    // Each lane offers the first of its keys; the one that is taken offers its next.
+    Keys keys;
+    keys.fill(a, logits, score, lane);
     for (int j = 0; j < chosen; ++j) {
-      const uint64_t best = largest(offer);
+      const uint64_t best = largest(keys.first());
       if (lane == 0) ids[j] = static_cast<float>(candidate_column(best));
-      if (offer == best) {
+      if (keys.first() == best) {
         slot_score[j] = score[candidate_column(best)];
-        offer = next_key(keys, experts, best, lane);
+        keys.pop();
       }
     }
   } else {
@@ -114,15 +157,11 @@ __global__ void __launch_bounds__(32) route_kernel(const __grid_constant__ CudaR
 void cuda_route(cudaStream_t stream, const CudaRouteArgs& args) {
   if (args.logits.rows == 0) return;
   kernel_check(args.logits.cols <= kMostCudaExperts, "route: at most 4096 experts");
-  const size_t shared = static_cast<size_t>(args.logits.cols) * (sizeof(uint64_t) + sizeof(float));
-  if (shared > 48 * 1024 - 1024) {
-    if (!cuda_ok(
-            cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-            "route")) {
-      return;
-    }
-  }
-  launch_kernel(route_kernel, dim3(static_cast<unsigned>(args.logits.rows)), dim3(32), shared, stream, "route", args);
+  const auto kernel = args.logits.cols <= 128   ? route_kernel<KeysInRegisters<4>>
+                      : args.logits.cols <= 256 ? route_kernel<KeysInRegisters<8>>
+                                                : route_kernel<KeysInMemory>;
+  launch_kernel(kernel, dim3(static_cast<unsigned>(args.logits.rows)), dim3(32),
+                static_cast<size_t>(args.logits.cols) * sizeof(float), stream, "route", args);
 }
 
 }  // namespace tensorfold

@@ -6,8 +6,8 @@ namespace {
 
 template <CudaWeightKind kKind, int kSets>
 bool launch(const ExpertProductArgs& args, const ExpertGrid& grid, bool rows_way, int chunk_rows, cudaStream_t stream) {
-  return launch_expert_shapes<kKind, kSets, ExpertShape<1, 1, 2, 4, 3>, ExpertShape<2, 1, 2, 4, 3>,
-                              ExpertShape<8, 2, 1, 4, 2>>(args, grid, rows_way, chunk_rows, stream);
+  return launch_expert_shapes<kKind, kSets, ExpertShape<1, 2, 1, 4, 3>, ExpertShape<2, 2, 1, 4, 3>,
+                              ExpertTileShape<2, 3, 2>>(args, grid, rows_way, chunk_rows, stream);
 }
 
 }  // namespace
