@@ -147,31 +147,28 @@ __global__ void __launch_bounds__(32 * kExpertWarps, Shape::kBlocksPerSm)
   const __nv_bfloat16* x[kRowTiles];
   uint4 b[kUnit][2][kRowTiles];
   int columns = 0;  // that are left
-  bool whole = false;
-  // The unit's stage i. Whole: all 64 columns are there; else what lies beyond K must not count.
-  const auto load_x = [&](int i) {
+  // Half of the unit's stage i. Whole: all 64 columns are there; else what lies beyond K must not count.
+  const auto load_x = [&](int i, int half, auto whole) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-        const int column = i * kStageColumns + 32 * half;
-        if (whole) {
-          load_rows16(b[i][half][j], x[j] + column, true);
-        } else {
-          const bool present = column + 8 * (lane % 4) < columns;
-          if (!present) b[i][half][j] = make_uint4(0, 0, 0, 0);
-          load_rows16(b[i][half][j], x[j] + column, present);
-        }
+    for (int j = 0; j < kRowTiles; ++j) {
+      const int column = i * kStageColumns + 32 * half;
+      bool present = true;
+      if constexpr (!decltype(whole)::value) {
+        present = column + 8 * (lane % 4) < columns;
+        if (!present) b[i][half][j] = make_uint4(0, 0, 0, 0);
       }
+      load_rows16(b[i][half][j], x[j] + column, present);
     }
   };
   const auto begin = [&](int s) {
     columns = work.segments[s].cols;
-    whole = columns >= kUnit * kStageColumns;
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) x[j] = x_row[j] + work.segments[s].x_at;
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) load_x(i);
+    for (int i = 0; i < kUnit; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) load_x(i, half, std::false_type());
+    }
   };
   int slot = 0, tile = first_tile;
   uint32_t parity = 0;
@@ -181,15 +178,26 @@ __global__ void __launch_bounds__(32 * kExpertWarps, Shape::kBlocksPerSm)
   for (int turns_left = turns; s < count;) {
     const ExpertSegment& segment = work.segments[s];
     float acc[1][kRowTiles][4] = {};
-    const auto multiply = [&](const WeightStage<kKind, kSets>& w, int i) {
+    const auto multiply = [&](const WeightStage<kKind, kSets>& w, int i, int half) {
+      Bf16x2 a[2][4];
+      w.fragments(half, a);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Bf16x2 a[2][4];
-        w.fragments(half, a);
+      for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[0], b[i][half][j].x, b[i][half][j].y);
 #pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[0], b[i][half][j].x, b[i][half][j].y);
+      for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[1], b[i][half][j].z, b[i][half][j].w);
+    };
+    // A unit of kUnit stages at `at`. The next unit's activations take each half stage's place as soon as it is done.
+    const auto unit = [&](uint32_t at, auto whole) {
+      WeightStage<kKind, kSets> w[2];
+      w[0].load_shared(at, lane);
 #pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[1], b[i][half][j].z, b[i][half][j].w);
+      for (int i = 0; i < kUnit; ++i) {
+        if (i + 1 < kUnit) w[(i + 1) % 2].load_shared(at + (i + 1) * kStage, lane);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          multiply(w[i % 2], i, half);
+          load_x(i, half, whole);
+        }
       }
     };
 #pragma unroll 1
@@ -200,26 +208,21 @@ __global__ void __launch_bounds__(32 * kExpertWarps, Shape::kBlocksPerSm)
       left -= in_slot;
 #pragma unroll 1
       for (; in_slot > 0; in_slot -= kUnit) {
-        WeightStage<kKind, kSets> w[2];
-        w[0].load_shared(at, lane);
 #pragma unroll
         for (int j = 0; j < kRowTiles; ++j) x[j] += kUnit * kStageColumns;
         columns -= kUnit * kStageColumns;
-        if (in_slot >= kUnit) {
-          // The next unit's activations take the place of each stage's as soon as it is done.
-          whole = columns >= kUnit * kStageColumns;
+        if (in_slot >= kUnit && columns >= kUnit * kStageColumns) {
+          unit(at, std::true_type());
+        } else if (in_slot >= kUnit) {
+          unit(at, std::false_type());
+        } else {  // the segment's last stages, fewer than a unit
+#pragma unroll 1
+          for (int i = 0; i < in_slot; ++i) {
+            WeightStage<kKind, kSets> w;
+            w.load_shared(at + i * kStage, lane);
+            static_assert(kUnit == 2, "one stage is left, the unit's first");
 #pragma unroll
-          for (int i = 0; i < kUnit; ++i) {
-            if (i + 1 < kUnit) w[(i + 1) % 2].load_shared(at + (i + 1) * kStage, lane);
-            multiply(w[i % 2], i);
-            load_x(i);
-          }
-        } else {
-#pragma unroll
-          for (int i = 0; i + 1 < kUnit; ++i) {
-            if (i >= in_slot) break;
-            if (i + 1 < in_slot) w[(i + 1) % 2].load_shared(at + (i + 1) * kStage, lane);
-            multiply(w[i % 2], i);
+            for (int half = 0; half < 2; ++half) multiply(w, 0, half);
           }
         }
         at += kUnit * kStage;
