@@ -196,6 +196,7 @@ struct RouteArgs {
   float scale = 1.0f;            // then multiply by this
   Tensor ids;                    // out [rows, slots]: expert numbers, as whole fp32 numbers
   Tensor weights;                // out [rows, slots]
+  RowBatch rows;                 // where a backend pads a pass: rows of no sequence get no experts
 };
 
 /// A mixture of experts over rows whose experts are chosen.
