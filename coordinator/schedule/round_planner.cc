@@ -98,7 +98,9 @@ void RoundPlanner::forget_ended(const std::vector<std::unique_ptr<Sequence>>& ac
 void RoundPlanner::add_windows(const std::vector<Sequence*>& decoding, size_t most_rows, Round* round) const {
   std::vector<WidthRequest> requests;
   for (Sequence* sequence : decoding) requests.push_back(sequence->width_request(options_.use_mtp));
-  const std::vector<WidthChoice> choices = policy_.choose(requests, most_rows);
+  const size_t rows = trials_.may_draft(requests.size()) ? most_rows : requests.size();
+  const std::vector<WidthChoice> choices = policy_.choose(requests, rows);
+  round->windows = requests.size();
   uint32_t mtp_steps = 0;  // chained once for all sequences
   for (size_t i = 0; i < decoding.size(); ++i) {
     SequencePlan& plan = round->add(decoding[i]);
