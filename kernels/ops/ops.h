@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/numerics/tree.h"
+#include "kernels/ops/fake_quantise.h"
 #include "kernels/ops/matrix_source.h"
 #include "kernels/ops/states.h"
 
@@ -212,6 +213,7 @@ struct HyperArgs;
 struct PoolArgs;
 struct SelectArgs;
 struct LatentAttentionArgs;
+struct PoolLatentsArgs;
 // Arguments of operations on gated streams and of attention over chosen keys (stream_ops.h).
 struct MixStreamsArgs;
 struct InjectStreamsArgs;
@@ -386,6 +388,24 @@ class Ops {
   virtual void pool_rows(RowCache& cache, const PoolArgs& args);
   virtual void select_rows(const RowCache& cache, const SelectArgs& args);
   virtual void latent_attention(const RowCache& cache, const LatentAttentionArgs& args);
+
+  // Latents that layers share: pooled rows made in the pass and read by later layers (latent_ops.h).
+  // --------------------
+  /// Whether the operations below are there, and what HyperArgs and SelectArgs say of carried weights and candidates; a
+  /// model that needs them is refused at load where they are not. Wants supports_latents().
+  virtual bool supports_shared_latents() const { return false; }
+  /// Rounds x in place, each fake_group(format) neighbouring columns by a scale of their own; cols a multiple of it.
+  virtual void fake_quantise(Tensor x, FakeFormat format);
+  virtual void pool_latents(const RowCache& cache, const PoolLatentsArgs& args);
+  /// rope_table() at the first position of the window of `tokens` tokens that holds the row's.
+  virtual RopeTable window_rope_table(const RowBatch& rows, const Vector& inv_freq, int64_t tokens);
+  /// Writes the `values` [rows, width] of rows that end a window of `tokens` tokens into a layer with a row for as
+  /// many.
+  virtual void write_windows(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows);
+  /// For each row the whole numbers of the `count` positions before its own in a layer of width 1, newest first, -1
+  /// before the sequence's start; rows of this pass must have been written. Host work.
+  virtual std::vector<int32_t> numbers_before(const RowCache& cache, int64_t layer, const RowBatch& rows,
+                                              int64_t count);
 
   // Positions. ----------------------------------------------------------------------------------------------------
   /// angle = position * inv_freq[i] in float64, cos and sin correctly computed there, times attention_factor, rounded
