@@ -18,12 +18,14 @@ namespace tensorfold {
 class ModelShards {
  public:
   /// Opens and checks the folder and hashes every byte; loads no weights yet.
-  static absl::StatusOr<std::unique_ptr<ModelShards>> open(const std::string& dir, int world);
+  static absl::StatusOr<std::unique_ptr<ModelShards>> open(const std::string& dir, int world,
+                                                           Precision precision = Precision::kCheckpoint);
   /// Packs the share of `rank` with `packer` (any CPU Ops will do for any other). Errors name the tensor.
   absl::Status load(int rank, Ops& packer);
   /// open() and load() of all ranks of `world`.
   static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world, Ops& packer);
-  /// The same with a packer for each rank, on the GPU that the rank will run on; `decorate` (may be null) wraps it.
+  /// The same in the options' precision, with a packer for each rank, on the GPU that the rank will run on; `decorate`
+  /// (may be null) wraps it.
   using Decorate = std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)>;
   static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world,
                                                                const BackendOptions& backend,

@@ -25,7 +25,7 @@ std::vector<std::string> fixture_folders() {
   std::vector<std::string> folders;
   for (const char* name :
        {"llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "nemotron_h",
-        "qwen4_exp", "glm5_next", "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released"}) {
+        "qwen4_exp", "glm5_next", "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "deepseek_v41"}) {
     folders.push_back(kSource + "/tests/fixtures/" + name);
   }
   for (const char* name : kStored) folders.push_back(kSource + "/tests/fixtures/" + name);
@@ -178,6 +178,31 @@ TEST(Fixtures, LogitsAgreeWithFloat64) {
       }
     }
   }
+}
+
+// Protects: precision "full" leaves out the rounding that is a part of the model, and nothing else.
+TEST(Fixtures, FullPrecisionAgreesWithFloat64) {
+  BackendOptions full = kCpu;
+  full.precision = "full";
+  int checked = 0;
+  for (const std::string& dir : fixture_folders()) {
+    const Expected expected(dir + "/expected.safetensors");
+    if (!expected.has("full.logits")) continue;
+    SCOPED_TRACE(dir);
+    const std::vector<int64_t> ids = expected.ints("input_ids");
+    for (const int ranks : legal_worlds(dir)) {
+      World world = open_world(dir, ranks, static_cast<int64_t>(ids.size()) / kPageTokens + 1, full);
+      ASSERT_NE(world.cluster, nullptr);
+      const Rows rows = run_tokens(world, ids, 37);
+      const double error = worst_error(expected.floats("full.logits"), expected.ints("positions"), rows.logits);
+      std::printf("%s full, ranks %d: worst logit error %.2e of the standard deviation\n", dir.c_str(), ranks, error);
+      EXPECT_LT(error, 2e-4);
+      // The two are far from each other, so that neither can pass for the other.
+      EXPECT_GT(worst_error(expected.floats("logits"), expected.ints("positions"), rows.logits), 1e-2);
+    }
+    ++checked;
+  }
+  EXPECT_GE(checked, 1);
 }
 
 // Protects: formats whose blocks are larger than a rank's share: the same numbers, to fp32 accuracy, at every world.
