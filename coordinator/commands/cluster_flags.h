@@ -23,8 +23,10 @@ struct ClusterFlags {
   std::string launch = "graph";
   std::string kv_format = "bf16";
   std::string exchange = "auto";
+  std::string precision = "checkpoint";
 
-  /// --model, --world, --transport, --isa, --threads, --backend, --launch, --kv-format, --exchange.
+  /// --model, --world, --transport, --isa, --threads, --backend, --launch, --kv-format, --exchange,
+  /// --precision.
   void add_to(CLI::App& app);
 };
 

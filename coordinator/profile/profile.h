@@ -54,7 +54,7 @@ struct Profile {
     std::string served_name;           // never empty: the folder's name when not set
     std::vector<std::string> aliases;  // more names that requests may use
     std::int64_t context_length = 0;   // tokens; 0: the checkpoint's own
-    std::string precision;             // "checkpoint"
+    std::string precision;             // "checkpoint" or "full"
     std::string kv_dtype;              // "auto", "f32", "bf16" or "fp8"; see kv_format()
   } model;
 

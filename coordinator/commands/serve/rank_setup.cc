@@ -169,7 +169,9 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!ops.ok()) return ops.status();
   setup->ops = *std::move(ops);
   spdlog::info("rank {} of {}: backend {}, model {}", rank, world, setup->ops->describe(), setup->profile.model.path);
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = ModelShards::open(setup->profile.model.path, world);
+  const absl::StatusOr<Precision> precision = parse_precision(setup->profile.model.precision);
+  if (!precision.ok()) return precision.status();
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = ModelShards::open(setup->profile.model.path, world, *precision);
   if (!shards.ok()) return shards.status();
   setup->shards = *std::move(shards);
   for (const std::string& note : setup->shards->notes()) spdlog::info("checkpoint: {}", note);

@@ -25,6 +25,7 @@ struct ScheduleOptions {
   std::string model_dir;
   std::string backend = "cpu";
   std::string kv_format = "bf16";  // cuda
+  std::string precision = "checkpoint";
   std::string transport = "local";
   std::vector<int> worlds = {1, 2, 3};
 };
