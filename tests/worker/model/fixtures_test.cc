@@ -23,9 +23,9 @@ constexpr const char* kStored[] = {"fp8_block",     "fp8_tensor",     "nvfp4_mod
 // Freshly generated fixtures may be tested too: TENSORFOLD_FIXTURES names a folder of such folders.
 std::vector<std::string> fixture_folders() {
   std::vector<std::string> folders;
-  for (const char* name :
-       {"llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "nemotron_h",
-        "qwen4_exp", "glm5_next", "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "deepseek_v41"}) {
+  for (const char* name : {"llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe", "qwen3_next",
+                           "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next", "glm5_next_mtp", "deepseek_v4",
+                           "deepseek_v4_released", "deepseek_v4_quantised", "deepseek_v41"}) {
     folders.push_back(kSource + "/tests/fixtures/" + name);
   }
   for (const char* name : kStored) folders.push_back(kSource + "/tests/fixtures/" + name);
