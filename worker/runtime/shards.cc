@@ -21,7 +21,8 @@ std::string sha256_hex(const std::string& text) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world) {
+absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world,
+                                                               const std::string& drafter) {
   absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir);
   if (!checkpoint.ok()) return checkpoint.status();
   const absl::StatusOr<WeightReader> reader = WeightReader::open(**checkpoint);
@@ -42,7 +43,36 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string
   }
   shards->checkpoint_ = *std::move(checkpoint);
   shards->models_.resize(static_cast<size_t>(world));
+  shards->drafters_.resize(static_cast<size_t>(world));
+  if (drafter.empty()) return shards;
+  if (absl::Status status = shards->open_drafter(drafter); !status.ok()) return status;
   return shards;
+}
+
+// Whether it fits is said before any of its weights is read.
+absl::Status ModelShards::open_drafter(const std::string& dir) {
+  absl::StatusOr<DflashConfig> config = read_dflash_config(dir);
+  if (!config.ok()) return config.status();
+  if (absl::Status status = check_dflash_fits(*config, config_); !status.ok()) return status;
+  if (absl::StatusOr<DrafterShape> shape = drafter_shape(*config, {world_, 0}); !shape.ok()) return shape.status();
+  absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir, config->model);
+  if (!checkpoint.ok()) return checkpoint.status();
+  const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();
+  if (!hash.ok()) return hash.status();
+  drafter_hash_ = sha256_hex(*hash + "\n" + canonical_text(*config));
+  drafter_config_ = std::make_unique<DflashConfig>(*std::move(config));
+  drafter_checkpoint_ = *std::move(checkpoint);
+  return absl::OkStatus();
+}
+
+absl::Status ModelShards::load_drafter(int rank, Ops& packer) {
+  if (drafter_checkpoint_ == nullptr) return absl::OkStatus();
+  WeightReader reader(*drafter_checkpoint_, Layout::bare());
+  auto drafter = BlockDrafter::load(*drafter_config_, reader, packer, {world_, rank});
+  if (!drafter.ok()) return drafter.status();
+  if (absl::Status status = reader.check_all_used(); !status.ok()) return status;
+  drafters_[static_cast<size_t>(rank)] = *std::move(drafter);
+  return absl::OkStatus();
 }
 
 absl::Status ModelShards::load(int rank, Ops& packer) {
@@ -52,11 +82,12 @@ absl::Status ModelShards::load(int rank, Ops& packer) {
   if (!model.ok()) return model.status();
   if (absl::Status status = reader->check_all_used(); !status.ok()) return status;
   models_[static_cast<size_t>(rank)] = *std::move(model);
-  return absl::OkStatus();
+  return load_drafter(rank, packer);
 }
 
-absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world, Ops& packer) {
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world);
+absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world, Ops& packer,
+                                                                   const std::string& drafter) {
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, drafter);
   if (!shards.ok()) return shards.status();
   for (int rank = 0; rank < world; ++rank) {
     if (absl::Status status = (*shards)->load(rank, packer); !status.ok()) return status;
@@ -67,8 +98,9 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::st
 
 absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world,
                                                                    const BackendOptions& backend,
-                                                                   const Decorate& decorate) {
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world);
+                                                                   const Decorate& decorate,
+                                                                   const std::string& drafter) {
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, drafter);
   if (!shards.ok()) return shards.status();
   for (int rank = 0; rank < world; ++rank) {
     absl::StatusOr<std::unique_ptr<Ops>> packer = make_backend(backend, rank);
