@@ -121,6 +121,7 @@ class Engine {
   WidthPolicy policy_;
   RoundPlanner planner_;
   double mtp_step_ms_ = 0;  // measured by warm_up()
+  double block_ms_ = 0;     // likewise
   int failures_ = 0;        // passes that failed in a row
   uint64_t parked_ = 0;     // sequences that wait for the ranks
   absl::Status down_;       // not OK while ranks are missing

@@ -249,7 +249,7 @@ TEST(DifferentialNegativeControl, SingleRowsMatchTheReference) {
 TEST(DifferentialCells, SampleCoversEveryPair) {
   Axes axes;
   axes.variants = {"x", "y", "z"};
-  const std::vector<Cell> all = product(axes, true, 8);
+  const std::vector<Cell> all = product(axes, true, true, 8);
   const std::vector<Cell> sample = pairwise_sample(all, 0);
   EXPECT_LT(sample.size(), all.size() / 20);
   const auto values = [](const Cell& cell) {
@@ -279,8 +279,9 @@ TEST(DifferentialCells, SampleCoversEveryPair) {
 TEST(DifferentialCells, ProductHasWhatTheModelAllows) {
   Axes axes;
   axes.variants = {"x"};
-  EXPECT_EQ(product(axes, true, 8).size(), (1 + 4 * 2) * 2 * (1 + 4 * 7) * 4 * 2 * 5 * 2u);
-  for (const Cell& cell : product(axes, false, 4)) {
+  EXPECT_EQ(product(axes, true, true, 8).size(), (1 + 4 * 2) * 2 * (1 + 5 * 7) * 4 * 2 * 5 * 2u);
+  EXPECT_EQ(product(axes, true, false, 8).size(), (1 + 4 * 2) * 2 * (1 + 4 * 7) * 4 * 2 * 5 * 2u);
+  for (const Cell& cell : product(axes, false, false, 4)) {
     EXPECT_LE(cell.world, 4);
     EXPECT_NE(cell.draft, CellDraft::kMtp);
     EXPECT_TRUE(cell.world > 1 || cell.transport == "local");

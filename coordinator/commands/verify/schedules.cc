@@ -227,7 +227,7 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
   for (const int world : options.worlds) {
     const BackendOptions backend = {
         .backend = options.backend, .isa = "auto", .threads = 1, .kv_format = options.kv_format};
-    auto shards = ModelShards::load_all(options.model_dir, world, backend);
+    auto shards = ModelShards::load_all(options.model_dir, world, backend, nullptr, options.drafter_dir);
     if (!shards.ok()) return shards.status();
     LocalClusterOptions cluster_options;
     cluster_options.transport = options.transport;
@@ -241,6 +241,7 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
     model.context = static_cast<uint32_t>(pages * kPageSize);
     model.vocabulary = static_cast<uint32_t>((*shards)->shape(0).vocab);
     model.has_mtp = (*shards)->shape(0).has_mtp;
+    model.block_size = (*shards)->block_size();
     model.has_states = !(*shards)->shape(0).recurrent.empty();
     for (const CellSchedule schedule :
          {CellSchedule::kAlone, CellSchedule::kMixed, CellSchedule::kPreempted, CellSchedule::kBackground}) {
