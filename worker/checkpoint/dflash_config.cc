@@ -168,6 +168,14 @@ absl::StatusOr<DflashConfig> parse_dflash_config(std::string_view config_json, c
   return config;
 }
 
+bool is_dflash_config(std::string_view config_json) {
+  const absl::StatusOr<object> top = parse_json_object(config_json, "config.json");
+  if (!top.ok()) return false;
+  FieldReader fields("config.json", *top);
+  const std::vector<std::string> names = fields.strings("architectures");
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("DFlash"); });
+}
+
 absl::StatusOr<DflashConfig> read_dflash_config(const std::string& dir) {
   const std::string path = (std::filesystem::path(dir) / "config.json").string();
   absl::StatusOr<std::string> text = read_text_file(path, kMaxConfigBytes);

@@ -46,6 +46,9 @@ absl::StatusOr<DflashConfig> read_dflash_config(const std::string& dir);
 absl::StatusOr<DflashConfig> parse_dflash_config(std::string_view config_json,
                                                  const std::string& label = "config.json");
 
+/// Whether a config.json is a block drafter's, read here or not: its architecture says so.
+bool is_dflash_config(std::string_view config_json);
+
 /// Whether a drafter fits its target; a FailedPrecondition or InvalidArgument that names the option and prints both
 /// values where it does not.
 absl::Status check_dflash_fits(const DflashConfig& drafter, const ModelConfig& target);

@@ -14,6 +14,7 @@
 #include "worker/checkpoint/json_fields.h"
 #include "worker/checkpoint/tensor_values.h"
 #include "worker/runtime/local_cluster.h"
+#include "worker/runtime/world_sum.h"
 
 namespace tensorfold {
 namespace {
@@ -205,6 +206,93 @@ TEST(Dflash, BitsAreTheSameEverywhere) {
         for (size_t i = 0; i < blocks.size(); ++i) {
           EXPECT_EQ(blocks[i].drafts, first[i].drafts);
           EXPECT_EQ(blocks[i].rows, first[i].rows);
+        }
+      }
+    }
+  }
+}
+
+// Keeps the residual as each layer leaves it.
+class LastResiduals : public Trace {
+ public:
+  explicit LastResiduals(Ops& ops) : ops_(ops) {}
+  void begin_pass(std::span<const int64_t>, std::span<const uint32_t>) override {}
+  void record(int layer, const char* op, Tensor value, int64_t, int64_t) override {
+    if (!std::string_view(op).ends_with(".residual")) return;
+    std::vector<float> rows(static_cast<size_t>(value.rows * value.cols));
+    ops_.download(value, rows);
+    residuals[layer] = {std::move(rows), value.cols};
+  }
+  std::map<int, std::pair<std::vector<float>, int64_t>> residuals;  // by layer; columns
+
+ private:
+  Ops& ops_;
+};
+
+// Protects: every family hands out what its layers leave, in the order asked for, the mean where a residual has several
+// streams; and what it hands out besides has the same bits as without.
+TEST(Dflash, EveryFamilyHandsOutItsTaps) {
+  for (const char* family : {"llama", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h",
+                             "qwen4_exp", "glm5_next_mtp", "deepseek_v4"}) {
+    SCOPED_TRACE(family);
+    const std::unique_ptr<Ops> ops = *make_backend(kCpu);
+    auto shards = *ModelShards::load_all(kFixtures + family, 1, *ops);
+    Model& model = shards->model(0);
+    const ModelShape& shape = model.shape();
+    ASSERT_TRUE(model.serves_drafters());
+    const auto kv = ops->make_kv_cache(shape.kv_layers, 1, shape.kv_heads, shape.head_dim);
+    const auto rows_cache = shape.row_layers.empty() ? nullptr : ops->make_row_cache(shape.row_layers, 1);
+    const std::unique_ptr<WorldSum> sum = make_world_sum(*ops);
+    LastResiduals trace(*ops);
+    constexpr int64_t kRows = 11;
+    const std::vector<int32_t> tokens = {9, 40, 7, 300, 12, 9, 9, 77, 41, 8, 100}, pages = {0};
+    std::vector<int64_t> positions(kRows);
+    std::iota(positions.begin(), positions.end(), 0);
+    const RowGroup group = {.rows = kRows, .certain = kRows, .pages = pages};
+    const int64_t last = shape.layers - 1;
+    const std::vector<int64_t> layers = {last, 0, 1};
+    std::vector<float> plain;
+    for (const bool tapped : {false, true}) {
+      ops->begin_pass();
+      ASSERT_TRUE(sum->begin_pass(Deadline::after(std::chrono::seconds(10))).ok());
+      std::vector<std::unique_ptr<RecurrentState>> states;
+      std::vector<std::vector<RecurrentState*>> recurrent;
+      for (const StateShape& state : shape.recurrent) {
+        recurrent.push_back({states.emplace_back(ops->make_recurrent_state(state)).get()});
+        states.back()->reset();
+      }
+      PassContext pass;
+      pass.ops = ops.get();
+      pass.kv = kv.get();
+      pass.row_cache = rows_cache.get();
+      pass.sum = sum.get();
+      pass.rows = {.tokens = tokens, .positions = positions, .groups = {&group, 1}, .recurrent = recurrent};
+      if (tapped) {
+        pass.trace = &trace;
+        pass.tap_layers = layers;
+        pass.tap_width = shape.hidden;
+      }
+      Tensor hidden;
+      ASSERT_TRUE(model.forward(pass, &hidden).ok());
+      std::vector<float> rows(static_cast<size_t>(kRows * hidden.cols));
+      ops->download(hidden, rows);
+      if (!tapped) plain = rows;
+      EXPECT_EQ(rows, plain);
+      for (size_t i = 0; tapped && i < layers.size(); ++i) {
+        ASSERT_TRUE(trace.residuals.contains(static_cast<int>(layers[i])));
+        const auto& [residual, cols] = trace.residuals.at(static_cast<int>(layers[i]));
+        const int64_t streams = cols / shape.hidden;
+        std::vector<float> tap(static_cast<size_t>(kRows * shape.hidden));
+        ops->download(pass.handed.columns(static_cast<int64_t>(i) * shape.hidden, shape.hidden), tap);
+        for (size_t at = 0; at < tap.size(); ++at) {
+          const size_t row = at / static_cast<size_t>(shape.hidden), c = at % static_cast<size_t>(shape.hidden);
+          double mean = 0;
+          for (int64_t s = 0; s < streams; ++s) {
+            mean += static_cast<double>(
+                        residual[row * static_cast<size_t>(cols) + static_cast<size_t>(s * shape.hidden) + c]) /
+                    static_cast<double>(streams);
+          }
+          ASSERT_NEAR(static_cast<double>(tap[at]), mean, 1e-5 * (1.0 + std::abs(mean)));
         }
       }
     }
