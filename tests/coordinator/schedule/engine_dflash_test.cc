@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <filesystem>
 #include <future>
@@ -77,6 +78,7 @@ struct Wanted {
   int64_t pages = 128;
   bool cache = true;
   bool adaptive = false;  // false: as many drafts as fit, so that what is kept can be told beforehand
+  bool second = false;    // with the DFlash2 drafter
   std::string folder = {};
 };
 
@@ -122,8 +124,12 @@ class EngineDflash : public ::testing::Test {
   static void SetUpTestSuite() {
     const auto packer = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
     shards_ = ModelShards::load_all(kFixtures + "follower", kWorld, *packer, kFixtures + "follower_dflash")->release();
+    second_ = ModelShards::load_all(kFixtures + "follower", kWorld, *packer, kFixtures + "follower_dflash2")->release();
   }
-  static void TearDownTestSuite() { delete shards_; }
+  static void TearDownTestSuite() {
+    delete shards_;
+    delete second_;
+  }
 
   static std::unique_ptr<World> open(const Wanted& setup = {}) {
     auto world = std::make_unique<World>();
@@ -134,7 +140,7 @@ class EngineDflash : public ::testing::Test {
     const StateOwner owner = {.build = "test", .fingerprint = "00112233445566aa", .rank = 0, .world = kWorld};
     cluster.state_directory = setup.folder;
     cluster.state_owner = owner;
-    world->cluster = *LocalCluster::start(*shards_, cluster);
+    world->cluster = *LocalCluster::start(setup.second ? *second_ : *shards_, cluster);
     world->link = std::make_unique<TestLink>(*world->cluster);
     EngineModel model;
     model.context = 4096;
@@ -205,9 +211,11 @@ class EngineDflash : public ::testing::Test {
   }
 
   static ModelShards* shards_;
+  static ModelShards* second_;
 };
 
 ModelShards* EngineDflash::shards_ = nullptr;
+ModelShards* EngineDflash::second_ = nullptr;
 
 // Protects: drafts of a block are kept where they are right, many at once, and the reply is the serial one; with
 // sampling, too, where many are not.
@@ -289,6 +297,41 @@ TEST_F(EngineDflash, WithoutKeysDraftsAreWrong) {
     const std::vector<int32_t> right = {41, 42, 43, 44, 45, 46, 47};
     EXPECT_EQ(pass->drafts[0] == right, keys);
   }
+}
+
+// Protects DFlash2's selector along a whole reply: its edges, each from the token that it chose before, lead where the
+// logits alone do not, and what it chooses is kept.
+TEST_F(EngineDflash, SelectorsEdgesDecide) {
+  const auto world = open({.second = true});
+  for (const double temperature : {0.0, 0.9}) {
+    const GenerationRequest wanted = request(text(40, 3), 60, temperature);
+    const GenerationStats found = world->run(wanted);
+    EXPECT_EQ(found.token_ids, serial(wanted).token_ids);
+    if (temperature > 0.0) continue;
+    EXPECT_GE(found.accepted * 10, found.drafted * 9) << found.accepted << " of " << found.drafted;
+  }
+  for (int rank = 0; rank < kWorld; ++rank) world->cluster->runner(rank).keep_block_logits(true);
+  PassPlan window;
+  SequencePlan& sequence = window.sequences.emplace_back();
+  sequence.fresh = sequence.use_block = true;
+  sequence.tokens = {8 * 5};  // nothing before it: its own successor is all that is known
+  sequence.certain = 1;
+  sequence.new_pages = {0};
+  sequence.block_drafts = 7;
+  const absl::StatusOr<PassResult> pass = world->cluster->executor().execute(window);
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  std::vector<std::vector<float>> rows(8);
+  for (int rank = 0; rank < kWorld; ++rank) {
+    for (const RowReport& part : world->cluster->runner(rank).block_rows()) {
+      rows[part.row].insert(rows[part.row].end(), part.logits.begin(), part.logits.end());
+    }
+  }
+  int others = 0;
+  for (size_t row = 1; row < 8; ++row) {
+    const auto best = std::max_element(rows[row].begin(), rows[row].end()) - rows[row].begin();
+    others += best == pass->drafts[0][row - 1] ? 0 : 1;
+  }
+  EXPECT_GT(others, 0) << "the logits alone would have chosen the same";
 }
 
 // Protects: pages that are given to somebody else and computed again have the keys of what is in them now.
