@@ -113,14 +113,17 @@ BlockDrafter::BlockDrafter(DflashConfig config, DrafterShape shape)
 
 BlockDrafter::~BlockDrafter() = default;
 
+absl::Status BlockDrafter::check_backend(const Ops& ops) {
+  if (ops.supports_block_drafts() && ops.supports_gated_streams()) return absl::OkStatus();
+  return absl::UnimplementedError(
+      fmt::format("a block drafter (draft.model) drafts blocks of rows at once, which backend {} does not compute: "
+                  "run it with backend cpu, or without draft.model",
+                  ops.fingerprint_name()));
+}
+
 absl::StatusOr<std::unique_ptr<BlockDrafter>> BlockDrafter::load(const DflashConfig& config, WeightReader& reader,
                                                                  Ops& ops, ShardSpec shard) {
-  if (!ops.supports_block_drafts() || !ops.supports_gated_streams()) {
-    return absl::UnimplementedError(
-        fmt::format("a block drafter (draft.model) drafts blocks of rows at once, which backend {} does not compute: "
-                    "run it with backend cpu, or without draft.model",
-                    ops.fingerprint_name()));
-  }
+  if (absl::Status status = check_backend(ops); !status.ok()) return status;
   absl::StatusOr<DrafterShape> shape = drafter_shape(config, shard);
   if (!shape.ok()) return shape.status();
   std::unique_ptr<BlockDrafter> drafter(new BlockDrafter(config, *std::move(shape)));

@@ -38,6 +38,8 @@ absl::StatusOr<DrafterShape> drafter_shape(const DflashConfig& config, ShardSpec
 class BlockDrafter {
  public:
   ~BlockDrafter();
+  /// Unimplemented, naming the backend, where it computes no blocks.
+  static absl::Status check_backend(const Ops& ops);
   /// Loads this rank's slices. Errors name the tensor or what the backend lacks.
   static absl::StatusOr<std::unique_ptr<BlockDrafter>> load(const DflashConfig& config, WeightReader& reader, Ops& ops,
                                                             ShardSpec shard);

@@ -19,6 +19,16 @@ std::string sha256_hex(const std::string& text) {
   return hex;
 }
 
+// A drafter's configuration, if it fits the target and the world.
+absl::StatusOr<DflashConfig> fitting_drafter(const std::string& dir, const ModelConfig& target, int world) {
+  absl::StatusOr<DflashConfig> config = read_dflash_config(dir);
+  if (!config.ok()) return config.status();
+  if (absl::Status status = check_dflash_fits(*config, target); !status.ok()) return status;
+  const absl::StatusOr<DrafterShape> shape = drafter_shape(*config, {world, 0});
+  if (!shape.ok()) return shape.status();
+  return config;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world,
@@ -27,6 +37,10 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string
   if (!checkpoint.ok()) return checkpoint.status();
   const absl::StatusOr<WeightReader> reader = WeightReader::open(**checkpoint);
   if (!reader.ok()) return reader.status();
+  if (!drafter.empty()) {  // what cannot be used is refused before minutes are spent on hashes
+    const absl::StatusOr<DflashConfig> fits = fitting_drafter(drafter, (*checkpoint)->config(), world);
+    if (!fits.ok()) return fits.status();
+  }
   const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();
   if (!hash.ok()) return hash.status();
   std::unique_ptr<ModelShards> shards(new ModelShards());
@@ -49,12 +63,9 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string
   return shards;
 }
 
-// Whether it fits is said before any of its weights is read.
 absl::Status ModelShards::open_drafter(const std::string& dir) {
-  absl::StatusOr<DflashConfig> config = read_dflash_config(dir);
+  absl::StatusOr<DflashConfig> config = fitting_drafter(dir, config_, world_);
   if (!config.ok()) return config.status();
-  if (absl::Status status = check_dflash_fits(*config, config_); !status.ok()) return status;
-  if (absl::StatusOr<DrafterShape> shape = drafter_shape(*config, {world_, 0}); !shape.ok()) return shape.status();
   absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir, config->model);
   if (!checkpoint.ok()) return checkpoint.status();
   const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();

@@ -170,8 +170,11 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!ops.ok()) return ops.status();
   setup->ops = *std::move(ops);
   spdlog::info("rank {} of {}: backend {}, model {}", rank, world, setup->ops->describe(), setup->profile.model.path);
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards =
-      ModelShards::open(setup->profile.model.path, world, setup->profile.draft.model_in_use());
+  const std::string drafter = setup->profile.draft.model_in_use();
+  if (!drafter.empty()) {
+    if (absl::Status status = BlockDrafter::check_backend(*setup->ops); !status.ok()) return status;
+  }
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = ModelShards::open(setup->profile.model.path, world, drafter);
   if (!shards.ok()) return shards.status();
   setup->shards = *std::move(shards);
   for (const std::string& note : setup->shards->notes()) spdlog::info("checkpoint: {}", note);

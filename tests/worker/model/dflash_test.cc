@@ -11,6 +11,9 @@
 #include <numeric>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_ops_impl.h"
+#include "kernels/cpu/isa.h"
+#include "tests/worker/checkpoint/model_copy.h"
 #include "worker/checkpoint/json_fields.h"
 #include "worker/checkpoint/tensor_values.h"
 #include "worker/runtime/local_cluster.h"
@@ -21,7 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kFixtures = TENSORFOLD_SOURCE_DIR "/tests/fixtures/";
 const BackendOptions kCpu = {.backend = "cpu", .isa = "auto", .threads = 1};
 constexpr int64_t kPages = 5;
 
@@ -401,6 +403,53 @@ TEST(Dflash, RefusesWhatDoesNotFit) {
   const auto wide = drafter_shape(fits, {16, 0});
   ASSERT_FALSE(wide.ok());
   EXPECT_THAT(std::string(wide.status().message()), HasSubstr("drafter's attention heads"));
+}
+
+std::string load_error(const std::string& drafter) {
+  const auto shards = ModelShards::load_all(kFixtures + "qwen3_5", 1, kCpu, nullptr, drafter);
+  EXPECT_FALSE(shards.ok());
+  return std::string(shards.status().message());
+}
+
+// Protects: a drafter whose tensors are missing, of other shapes (other taps than its config says) or unknown is
+// refused at load, naming the tensor.
+TEST(Dflash, RefusesOtherTensors) {
+  for (const std::string part :
+       {"fc.weight", "hidden_norm.weight", "layers.1.self_attn.k_norm.weight", "layers.0.attention_conv.base_kernel",
+        "candidate_selector.successor_codebook", "layers.1.mlp_conv.kernel_projection.weight"}) {
+    ModelCopy copy = ModelCopy::of(kFixtures + "dflash2");
+    std::erase_if(copy.tensors, [&](const OwnedTensor& t) { return t.name == part; });
+    EXPECT_THAT(load_error(copy.write("missing")), ::testing::AllOf(HasSubstr("no tensor"), HasSubstr(part)));
+  }
+  ModelCopy taps = ModelCopy::of(kFixtures + "dflash2");
+  taps.replace_in_config("      3,\n      0,\n", "      3,\n");
+  EXPECT_THAT(load_error(taps.write("taps")),
+              HasSubstr("tensor 'fc.weight' is BF16 [64, 256]; by config.json it must be"));
+  ModelCopy kernel = ModelCopy::of(kFixtures + "dflash2");
+  kernel.replace_in_config("\"conv_kernel\": 2", "\"conv_kernel\": 3");
+  EXPECT_THAT(load_error(kernel.write("kernel")), HasSubstr("attention_conv.base_kernel"));
+  ModelCopy more = ModelCopy::of(kFixtures + "dflash2");
+  more.tensors.push_back(more.at("norm.weight"));
+  more.tensors.back().name = "layers.0.self_attn.q_proj.bias";
+  EXPECT_THAT(load_error(more.write("more")), HasSubstr("layers.0.self_attn.q_proj.bias"));
+}
+
+class NoBlocks : public CpuOps {
+ public:
+  NoBlocks() : CpuOps(kernels_for("auto"), std::make_shared<ThreadPool>(1)) {}
+  bool supports_block_drafts() const override { return false; }
+  std::string fingerprint_name() const override { return "plain"; }
+};
+
+// Protects: a backend without the operations refuses a drafter in a sentence, and runs its target without.
+TEST(Dflash, BackendWithoutBlocksRefuses) {
+  NoBlocks ops;
+  const auto shards = ModelShards::load_all(kFixtures + "qwen3", 1, ops, kFixtures + "dflash");
+  ASSERT_FALSE(shards.ok());
+  EXPECT_EQ(std::string(shards.status().message()),
+            "a block drafter (draft.model) drafts blocks of rows at once, which backend plain does not compute: run it "
+            "with backend cpu, or without draft.model");
+  EXPECT_TRUE(ModelShards::load_all(kFixtures + "qwen3", 1, ops).ok());
 }
 
 // Protects: plans that ask for blocks which a rank cannot give are errors that say so.
