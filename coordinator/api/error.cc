@@ -110,20 +110,23 @@ std::string_view error_group_name(ErrorGroup group) {
   return "unknown";
 }
 
-std::string error_body(const ApiError& error) {
-  JsonWriter json;
-  json.begin_object().key("error").begin_object();
+void write_error(JsonWriter& json, const ApiError& error) {
+  json.key("error").begin_object();
   json.field("message", error.message).field("type", error.info().type);
   if (error.param.empty()) {
     json.key("param").null();
   } else {
     json.field("param", error.param);
   }
-  json.field("code", error.info().name);
-  return json.end_object().end_object().take();
+  json.field("code", error.info().name).end_object();
 }
 
-std::string error_event(const ApiError& error) { return "data: " + error_body(error) + "\n\n"; }
+std::string error_body(const ApiError& error) {
+  JsonWriter json;
+  json.begin_object();
+  write_error(json, error);
+  return json.end_object().take();
+}
 
 ApiError invalid_json_error(size_t byte, std::string_view why) { return make(ErrorCode::kInvalidJson, "", byte, why); }
 

@@ -18,6 +18,8 @@
 
 namespace tensorfold {
 
+class JsonWriter;
+
 enum class ErrorGroup : uint8_t { kRequest, kRank, kCluster };
 
 enum class ErrorCode : uint8_t {
@@ -77,10 +79,10 @@ struct ApiError {
   int http_status() const { return info().http_status; }
 };
 
-// {"error":{"message","type","param","code"}}; always valid UTF-8.
+// "error": {"message","type","param","code"}; always valid UTF-8.
+void write_error(JsonWriter& json, const ApiError& error);
+// An object of that alone.
 std::string error_body(const ApiError& error);
-// The same as one server-sent event, for a stream that has begun.
-std::string error_event(const ApiError& error);
 
 // One maker a code: the only places where messages are put together.
 ApiError invalid_json_error(size_t byte, std::string_view why);

@@ -104,6 +104,18 @@ void write_completion_logprobs(JsonWriter& json, std::span<const TokenLogprob> t
   json.end_array().end_object();
 }
 
+std::string cut_reply_event(const ReplyHead& head, const ApiError& error, const GenerationStats& stats,
+                            uint64_t reply_tokens) {
+  JsonWriter json;
+  json.begin_object();
+  write_error(json, error);
+  write_usage(
+      json,
+      {.prompt_tokens = stats.prompt_tokens, .completion_tokens = reply_tokens, .cached_tokens = stats.cached_tokens});
+  write_tensorfold(json, head, stats);
+  return sse_event(json.end_object().take());
+}
+
 std::string sse_event(std::string_view json) { return fmt::format("data: {}\n\n", json); }
 
 std::string sse_done() { return "data: [DONE]\n\n"; }

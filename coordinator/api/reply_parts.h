@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "coordinator/api/error.h"
 #include "coordinator/api/generation.h"
 #include "coordinator/api/json_writer.h"
 
@@ -53,6 +54,11 @@ void write_chat_logprobs(JsonWriter& json, std::span<const TokenLogprob> tokens)
 // {"tokens","token_logprobs","top_logprobs","text_offset","bytes"}, the completions dialect; `bytes` is an extension.
 // `text_offset`: characters of the reply before the first of `tokens`. Writes a value.
 void write_completion_logprobs(JsonWriter& json, std::span<const TokenLogprob> tokens, uint64_t text_offset);
+
+// The event of a stream that ends with an error: "error", and what the client has until then as "usage" and
+// "tensorfold". `stats` are of the choice that failed, `reply_tokens` of all.
+std::string cut_reply_event(const ReplyHead& head, const ApiError& error, const GenerationStats& stats,
+                            uint64_t reply_tokens);
 
 // One server-sent event.
 std::string sse_event(std::string_view json);

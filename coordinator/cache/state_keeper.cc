@@ -66,11 +66,13 @@ void StateKeeper::keep(std::span<const uint32_t> tokens, const std::vector<Prefi
     const uint64_t end = first + mine.size();
     const auto begin = nodes.begin() + static_cast<std::ptrdiff_t>(first / kPageSize);
     const auto stop = nodes.begin() + static_cast<std::ptrdiff_t>((end + kPageSize - 1) / kPageSize);
-    PrefixSnapshot* here = end == tokens.size() ? snapshot : nullptr;
+    // The tentative rows of the chain's last window may cross the end of a segment: its snapshot then lies in the
+    // segment before, and what follows is no state of its own but a few rows to compute.
+    const bool last = end == tokens.size() || (snapshot != nullptr && snapshot->committed <= end);
+    PrefixSnapshot* here = last ? snapshot : nullptr;
     for (const std::unique_ptr<PrefixSnapshot>& other : (*std::prev(stop))->snapshots) {
       if (end < tokens.size() && other->committed == end) here = other.get();
     }
-    if (here != nullptr && here->committed <= first) here = nullptr;  // it reaches back into the segment before
     const std::vector<int32_t> ids = as_ids(mine);
     const StateKey key =
         state_key(options_.fingerprint, parent, ids, mine.size() == kSegment || here == nullptr ? 0 : here->committed);
@@ -101,6 +103,7 @@ void StateKeeper::keep(std::span<const uint32_t> tokens, const std::vector<Prefi
         save.order.kept = as_ids(here->kept);
       }
     }
+    if (last) return;
     parent = key;
   }
 }

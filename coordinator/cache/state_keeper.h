@@ -89,6 +89,9 @@ class StateKeeper {
   bool urgent() const { return !jobs_.empty(); }
   bool pending() const { return urgent() || !saves_.empty() || !tickets_.empty() || !orders_.empty(); }
 
+  /// Segments that are not on all ranks' disks yet, though they are worth it.
+  size_t unwritten() const { return writing_.size(); }
+
   /// Adds what the next plan orders.
   void add_orders(StateOrders* orders);
   /// What a rank reported. Each rank reports each ticket once.

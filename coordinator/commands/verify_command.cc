@@ -33,6 +33,7 @@ struct VerifyFlags {
   std::vector<CellCache> caches;
   std::string backend = "cpu";
   std::string kv_format = "bf16";
+  std::string precision = "checkpoint";
 };
 
 int run_verify(const VerifyFlags& flags) {
@@ -51,6 +52,7 @@ int run_verify(const VerifyFlags& flags) {
   if (!flags.caches.empty()) options.axes.caches = flags.caches;
   options.backend = flags.backend;
   options.kv_format = flags.kv_format;
+  options.precision = flags.precision;
   if (flags.backend == "cpu") options.axes.variants = flags.isas;
   if (flags.backend == "cuda" && flags.widths.empty()) options.axes.widths = {2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16};
   if (flags.negative_control) {
@@ -127,6 +129,10 @@ void add_verify_command(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--kv-format", flags->kv_format, "cuda: how keys and values are kept")
       ->check(CLI::IsMember({"bf16", "fp8"}));
+  command
+      ->add_option("--precision", flags->precision,
+                   "activations of families that round some: as the model does, or not at all")
+      ->check(CLI::IsMember({"checkpoint", "full"}));
   command->add_option("--isas", flags->isas, "instead of all that this machine has")
       ->delimiter(',')
       ->check(CLI::IsMember({"avx512", "avx2", "neon", "portable"}));

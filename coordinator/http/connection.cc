@@ -341,7 +341,7 @@ void Connection::on_events() {
     return reply(whole);
   }
   if (done && job_->error()) {
-    text += error_event(*job_->error()) + sse_done();
+    text += job_->cut();
     spdlog::warn("{}: the stream ended with an error: {}", request_id_, job_->error()->message);
     job_->cancel();
   } else if (done) {

@@ -45,6 +45,8 @@ class GenerationJob {
   const std::optional<ApiError>& error() const { return builder_->error(); }
   /// Once done() without an error: the end of a stream, or the whole body.
   std::string finish() { return builder_->finish(); }
+  /// Once done() with an error: how a stream says so, and its end.
+  std::string cut() { return builder_->cut() + sse_done(); }
   /// The engine stops at its next round; no more wakes. Further calls do nothing.
   void cancel();
 

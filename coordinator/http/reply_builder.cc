@@ -43,6 +43,8 @@ class ChoicesBuilder : public ReplyBuilder {
     const uint32_t choice = part * n_ + end.choice;
     if (end.error) {
       error_ = std::move(end.error);
+      stats_[choice] = std::move(end.stats);
+      cut_ = choice;
       return "";
     }
     ReplyPiece rest = readers_[choice].take(end);
@@ -51,6 +53,8 @@ class ChoicesBuilder : public ReplyBuilder {
     std::string out = piece(choice, std::move(rest), /*last=*/true);
     return out + ended(choice, readers_[choice].reason());
   }
+
+  std::string cut() final { return cut_reply_event(head_, *error_, stats_[cut_], reply_tokens_); }
 
  protected:
   virtual std::string piece(uint32_t choice, ReplyPiece piece, bool last) = 0;
@@ -68,6 +72,7 @@ class ChoicesBuilder : public ReplyBuilder {
   const bool stream_;
   std::vector<ChoiceReader> readers_;
   std::vector<GenerationStats> stats_;
+  uint32_t cut_ = 0;  // the choice that failed
 };
 
 class ChatBuilder final : public ChoicesBuilder {

@@ -26,6 +26,9 @@ class ReplyBuilder {
   /// Once done() without an error: the end of a stream, or the whole body.
   virtual std::string finish() = 0;
 
+  /// After an error: how the stream says so, before its last event.
+  virtual std::string cut() = 0;
+
   /// Every choice has finished, or one has failed.
   bool done() const { return error_.has_value() || finished_ == choices_; }
   const std::optional<ApiError>& error() const { return error_; }

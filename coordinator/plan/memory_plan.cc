@@ -101,8 +101,7 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
   if (plan->snapshots > 0) {
     const int64_t each = snapshot_bytes(shape);
     plan->items.push_back({"snapshots", plan->snapshots * each,
-                           fmt::format("at most {} for the prefix cache, {} each", plan->snapshots, human_bytes(each)),
-                           false});
+                           fmt::format("{} for the prefix cache, {} each", plan->snapshots, human_bytes(each)), false});
   }
   if (plan->device && profile.compute.launch == "graph") {
     plan->items.push_back({"kept launches", kept_launch_bytes(shape, plan->context), "at most", false});

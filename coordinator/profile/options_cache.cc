@@ -24,7 +24,7 @@ Options cache_options() {
        .unit = "bytes",
        .help =
            "Memory on each rank for snapshots of recurrent states, which models with linear attention need to start "
-           "from a cached prefix. Taken as it is used. 0: such models read every prompt from its beginning.",
+           "from a cached prefix. Taken at the start. 0: such models read every prompt from its beginning.",
        .example = "4GiB",
        .cluster_wide = true},
       {.key = "cache.snapshot_tokens",

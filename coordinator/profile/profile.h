@@ -54,7 +54,7 @@ struct Profile {
     std::string served_name;           // never empty: the folder's name when not set
     std::vector<std::string> aliases;  // more names that requests may use
     std::int64_t context_length = 0;   // tokens; 0: the checkpoint's own
-    std::string precision;             // "checkpoint"
+    std::string precision;             // "checkpoint" or "full"
     std::string kv_dtype;              // "auto", "f32", "bf16" or "fp8"; see kv_format()
   } model;
 
@@ -130,6 +130,7 @@ struct Profile {
     std::int64_t queue_tokens = 0;               // tokens; 0: no limit
     Duration round_budget{};                     // 0: from measured pass costs
     Duration request_timeout{};                  // 0: none
+    Duration background_turn{};                  // 0: background work waits for ever
     std::vector<std::string> background_models;  // names whose requests are background
     std::vector<std::string> background_keys;    // SHA-256, hex: keys whose requests are
   } schedule;

@@ -7,8 +7,8 @@
 #include <iterator>
 #include <string_view>
 
-#include "coordinator/sampling/gumbel.h"
 #include "fmt/format.h"
+#include "kernels/numerics/gumbel.h"
 
 namespace tensorfold {
 namespace {

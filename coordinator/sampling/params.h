@@ -48,14 +48,17 @@ struct SamplingParams {
 struct RowNeeds {
   bool full_row = false;
   uint32_t top_n = 1;  // without full_row: each rank sends the best top_n of its slices, or all if it has fewer
+  bool draw = false;   // each rank draws from its slices with the row's key and sends that token (sample_drawn)
 };
 
-// Greedy asks for the best candidate, 0 < top_k <= 256 for the best top_k; penalties, bias, logprobs, and sampling
+// Greedy asks for the best candidate, 0 < top_k <= 256 for the best top_k. Sampling from everything (no top_k, top_p or
+// min_p) is an argmax of keyed scores, of which each rank finds its own. Penalties, bias, logprobs, and top_p or min_p
 // without a top_k look at the whole row.
 inline RowNeeds row_needs(const SamplingParams& params, bool logprobs) {
   if (logprobs || params.edits_logits()) return {true, 0};
   if (params.greedy()) return {false, 1};
   if (params.top_k > 0 && params.top_k <= kMaxCandidates) return {false, params.top_k};
+  if (params.top_k == 0 && params.top_p >= 1.0 && params.min_p <= 0.0) return {false, 0, true};
   return {true, 0};
 }
 

@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "coordinator/sampling/gumbel.h"
 #include "fmt/format.h"
+#include "kernels/numerics/gumbel.h"
+#include "kernels/numerics/math64.h"
 
 namespace tensorfold {
 namespace {
@@ -58,29 +59,17 @@ class Nucleus {
 
 bool uses_top_p(const SamplingParams& params) { return params.top_p < 1.0; }
 
-// argmax of scaled + noise over the tokens offered, in any order.
 class Draw {
  public:
   Draw(const SamplingParams& params, uint64_t position) : row_key_(row_key(params.seed, position)) {}
 
-  void offer(double scaled, const Entry& entry) {
-    const uint64_t hash = token_hash(row_key_, entry.id);
-    if (any_ && scaled + gumbel_bound(hash) < score_) return;
-    const double score = scaled + gumbel_of_hash(hash);
-    if (!any_ || score > score_ || (score == score_ && entry.id < best_.id)) {
-      any_ = true;
-      score_ = score;
-      best_ = entry;
-    }
-  }
-  double score() const { return score_; }
-  Sampled result() const { return {best_.id, best_.logit}; }
+  void offer(double scaled, const Entry& entry) { draw_.offer(row_key_, scaled, entry.logit, entry.id); }
+  double score() const { return draw_.score; }
+  Sampled result() const { return {draw_.id, draw_.logit}; }
 
  private:
   uint64_t row_key_;
-  bool any_ = false;
-  double score_ = 0.0;
-  Entry best_{0.0, 0};
+  KeyedDraw draw_;
 };
 
 // Offers what min-p keeps of `kept`.
@@ -343,6 +332,22 @@ absl::StatusOr<CandidateSample> sample_candidates(const SamplingParams& params, 
   const uint64_t vocabulary = merged->known.size() + merged->unsent;
   if (params.top_k > 0 && params.top_k < vocabulary) return CandidateSample{.needs_full_row = true, .sampled = {}};
   return draw_despite_unsent(params, position, *merged);
+}
+
+absl::StatusOr<Sampled> sample_drawn(const SamplingParams& params, std::span<const SampleCandidate> ranks,
+                                     uint64_t position) {
+  if (ranks.empty()) return absl::InvalidArgumentError(fmt::format("no rank drew a token for position {}", position));
+  const SampleCandidate* broken = nullptr;
+  Draw draw(params, position);
+  for (const SampleCandidate& best : ranks) {
+    if (!std::isfinite(best.logit)) {
+      if (broken == nullptr || best.id < broken->id) broken = &best;
+      continue;
+    }
+    draw.offer(static_cast<double>(best.logit) / params.temperature, Entry{best.logit, best.id});
+  }
+  if (broken != nullptr) return non_finite(broken->logit, broken->id, position);
+  return draw.result();
 }
 
 }  // namespace tensorfold

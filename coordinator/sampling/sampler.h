@@ -57,4 +57,10 @@ struct CandidateSample {
 absl::StatusOr<CandidateSample> sample_candidates(const SamplingParams& params, std::span<const CandidateList> ranks,
                                                   uint64_t position);
 
+// Samples where row_needs() says `draw`, from the one token that each rank drew from its slices with the row's key
+// (Ops::best_draws). What is returned is bit for bit what sample_row gives on the whole row. Errors: no rank, a
+// non-finite logit.
+absl::StatusOr<Sampled> sample_drawn(const SamplingParams& params, std::span<const SampleCandidate> ranks,
+                                     uint64_t position);
+
 }  // namespace tensorfold

@@ -48,7 +48,8 @@ Engine::Engine(ClusterLink& link, EngineModel model, EngineOptions options)
                 .budget = options.round_budget,
                 .use_mtp = mtp_in_use(model_, options.draft),
                 .block_drafts = block_drafts(model_, options.draft)},
-               policy_) {
+               policy_),
+      turns_(options.background_turn) {
   publish();
 }
 
@@ -132,6 +133,15 @@ bool Engine::drain(std::chrono::milliseconds timeout) {
   return idle_.wait_for(lock, timeout, [this] { return status_.active == 0 && admission_.waiting() == 0; });
 }
 
+bool Engine::write_states(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  writing_ = true;
+  wake_.notify_one();
+  const bool all = idle_.wait_for(lock, timeout, [this] { return status_.unwritten_segments == 0; });
+  writing_ = false;
+  return all;
+}
+
 void Engine::stop() {
   {
     const std::lock_guard lock(mutex_);
@@ -160,6 +170,7 @@ void Engine::publish() {
   status_.cache = lanes_.cache().counters();
   status_.states = lanes_.cache().states().counters();
   status_.stored_segments = static_cast<int64_t>(lanes_.cache().states().segments());
+  status_.unwritten_segments = static_cast<int64_t>(lanes_.cache().states().unwritten());
   status_.up = down_.ok();
   status_.down_reason = std::string(down_.message());
   status_.active_background = static_cast<int>(
@@ -173,7 +184,7 @@ void Engine::publish() {
   queue_.for_each(count_tokens);
   for (const std::unique_ptr<Sequence>& sequence : incoming_) count_tokens(*sequence);
   admission_.set(static_cast<int>(queue_.size() + incoming_.size()), tokens);
-  if (status_.active == 0 && admission_.waiting() == 0) idle_.notify_all();
+  if (status_.active == 0 && admission_.waiting() == 0) idle_.notify_all();  // drain(), write_states()
 }
 
 void Engine::run() {
@@ -195,8 +206,10 @@ void Engine::run() {
       publish();
       continue;
     }
+    give_background_its_turn();
     start_sequences();
     if (active_.empty()) {
+      round_end_ = {};
       ping_if_idle();
     } else {
       run_round();
@@ -215,7 +228,7 @@ void Engine::take_commands(bool wait) {
   {
     std::unique_lock lock(mutex_);
     const auto something = [this] {
-      return stopping_ || !incoming_.empty() || !cancels_.empty() || !state_calls_.empty();
+      return stopping_ || writing_ || !incoming_.empty() || !cancels_.empty() || !state_calls_.empty();
     };
     if (wait && !something()) wake_.wait_for(lock, kIdleTick, something);
     while (!incoming_.empty()) {
@@ -265,6 +278,23 @@ bool Engine::waits_for_prompt(const Sequence& sequence) const {
   });
 }
 
+// Of the background sequences without a lane, and of those whose prompts others left no time for, the first that came.
+void Engine::give_background_its_turn() {
+  if (!turns_.due(Clock::now(), queue_.background() > 0 || left_out_)) return;
+  Sequence* first = queue_.first_background();
+  bool has_lane = false;
+  for (const std::unique_ptr<Sequence>& sequence : active_) {
+    if (!sequence->background() || !sequence->filling()) continue;
+    if (first != nullptr && first->came_before(*sequence)) continue;
+    first = sequence.get();
+    has_lane = true;
+  }
+  if (first == nullptr) return;
+  has_lane ? first->promote() : queue_.promote_background();
+  const std::lock_guard lock(mutex_);
+  ++status_.promoted;
+}
+
 // Who waits gets lanes in order; only choices that wait for their own request's prompt are overtaken. A foreground
 // sequence that finds none takes those of background ones.
 void Engine::start_sequences() {
@@ -306,6 +336,10 @@ bool Engine::make_room(const Sequence& next) {
 
 void Engine::run_round() {
   Round round = planner_.plan(active_);
+  left_out_ = std::any_of(active_.begin(), active_.end(), [&](const std::unique_ptr<Sequence>& sequence) {
+    return sequence->background() && sequence->filling() &&
+           std::find(round.sequences.begin(), round.sequences.end(), sequence.get()) == round.sequences.end();
+  });
   // A slot that was freed and taken again starts fresh, which clears it anyway.
   lanes_.order(&round.plan);
   const Clock::time_point start = Clock::now();
@@ -332,6 +366,7 @@ void Engine::run_round() {
   planner_.record(round, ms);
 
   int ended = 0;
+  size_t kept = 0;
   // Each rank reports the wanted rows in the plan's order.
   std::vector<size_t> at(result->reports.size(), 0);
   for (size_t i = 0; i < round.sequences.size(); ++i) {
@@ -356,6 +391,7 @@ void Engine::run_round() {
     const uint64_t accepted = sequence.accepted();
     sequence.take(plan, drafts, rows, policy_);
     lanes_.advanced(sequence);
+    kept += sequence.reply_tokens() - before;
     const std::lock_guard lock(mutex_);
     status_.reply_tokens += sequence.reply_tokens() - before;
     status_.drafted += sequence.drafted() - drafted;
@@ -367,6 +403,10 @@ void Engine::run_round() {
     }
   }
   const Clock::time_point now = Clock::now();
+  if (round.prompt_rows == 0 && round_end_.time_since_epoch().count() != 0) {
+    planner_.record_windows(round, kept, std::chrono::duration<double, std::milli>(now - round_end_).count());
+  }
+  round_end_ = now;
   const std::lock_guard lock(mutex_);
   last_step_ = now;
   admission_.record_round(ms / 1000.0, round.prompt_rows, ended);
@@ -379,7 +419,11 @@ void Engine::run_round() {
 
 void Engine::ping_if_idle() {
   // States that go to disk and come back need passes to be ordered and to be heard of.
-  const bool urgent = lanes_.cache().states().urgent();
+  bool urgent = lanes_.cache().states().urgent();
+  {
+    const std::lock_guard lock(mutex_);
+    urgent = urgent || (writing_ && status_.unwritten_segments > 0);
+  }
   if (urgent) {
     std::this_thread::sleep_for(kUrgentTick);
   } else if (!lanes_.cache().states().pending()) {

@@ -24,6 +24,7 @@
 #include "coordinator/api/generation.h"
 #include "coordinator/draft/width_policy.h"
 #include "coordinator/schedule/admission.h"
+#include "coordinator/schedule/background_turns.h"
 #include "coordinator/schedule/engine_types.h"
 #include "coordinator/schedule/lanes.h"
 #include "coordinator/schedule/round_planner.h"
@@ -73,6 +74,8 @@ class Engine {
   void cancel(uint64_t id);
   /// No new requests; returns true once all have finished, false after `timeout` (what is left is then cancelled).
   bool drain(std::chrono::milliseconds timeout);
+  /// After drain(): passes run until what is queued for the disks is durable on all ranks. False after `timeout`.
+  bool write_states(std::chrono::milliseconds timeout);
   /// Ends the thread; requests in flight finish with an error.
   void stop();
 
@@ -84,6 +87,7 @@ class Engine {
 
   void run();
   void take_commands(bool wait);
+  void give_background_its_turn();
   void start_sequences();
   bool waits_for_prompt(const Sequence& sequence) const;
   bool make_room(const Sequence& next);
@@ -111,6 +115,7 @@ class Engine {
   EngineStatus status_;
   Clock::time_point last_step_;
   bool stopping_ = false;
+  bool writing_ = false;  // write_states() waits
   uint64_t next_id_ = 1;
   Admission admission_;
 
@@ -120,11 +125,14 @@ class Engine {
   Lanes lanes_;
   WidthPolicy policy_;
   RoundPlanner planner_;
-  double mtp_step_ms_ = 0;  // measured by warm_up()
-  double block_ms_ = 0;     // likewise
-  int failures_ = 0;        // passes that failed in a row
-  uint64_t parked_ = 0;     // sequences that wait for the ranks
-  absl::Status down_;       // not OK while ranks are missing
+  BackgroundTurns turns_;
+  bool left_out_ = false;        // the last round read nothing of some background prompt
+  double mtp_step_ms_ = 0;       // measured by warm_up()
+  double block_ms_ = 0;          // likewise
+  Clock::time_point round_end_;  // of the last round; zero: there was none just before
+  int failures_ = 0;             // passes that failed in a row
+  uint64_t parked_ = 0;          // sequences that wait for the ranks
+  absl::Status down_;            // not OK while ranks are missing
   Clock::time_point down_since_;
   std::thread thread_;
 };

@@ -26,6 +26,8 @@ struct EngineOptions {
   std::chrono::milliseconds ping_interval{
       2000};  // an idle world runs an empty pass so often: ready means a recent step
   std::chrono::milliseconds progress_interval{1000};  // of a prompt that is read, for clients that asked
+  // Of the background sequences that wait, one counts as foreground at most so often. 0: never.
+  std::chrono::milliseconds background_turn{30000};
   DraftKind draft = DraftKind::kAuto;
   CopyOptions copy;
   WidthOptions width;
@@ -73,12 +75,14 @@ struct EngineStatus {
   uint64_t drafted = 0;
   uint64_t accepted = 0;
   uint64_t preempted = 0;      // times that a background sequence gave its lane up
+  uint64_t promoted = 0;       // background sequences that had waited so long that they count as foreground
   uint64_t prompt_passes = 0;  // passes with prompt rows
   uint64_t window_rows = 0;    // rows of verify windows; the other rows are prompt rows
   uint64_t parked = 0;         // sequences replayed after a rank was lost
   CacheCounters cache;
   StateCounters states;
-  int64_t stored_segments = 0;  // on rank 0's disk
+  int64_t stored_segments = 0;     // on rank 0's disk
+  int64_t unwritten_segments = 0;  // that wait to be written, or are being written
 };
 
 }  // namespace tensorfold

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "coordinator/draft/draft_trials.h"
 #include "coordinator/draft/prompt_costs.h"
 #include "coordinator/draft/width_policy.h"
 #include "coordinator/schedule/sequence.h"
@@ -33,8 +34,9 @@ struct Round {
   PassPlan plan;
   std::vector<Sequence*> sequences;  // one a plan entry
   // What the costs are learned from.
-  size_t window_rows = 0;
-  double window_ms = 0;  // expected of a pass of the windows alone
+  size_t windows = 0;
+  size_t window_rows = 0;  // more than windows: some have drafts
+  double window_ms = 0;    // expected of a pass of the windows alone
   int64_t prompt_rows = 0;
   double prompt_position = 0;  // mean of the prompt rows'
   double expected_ms = 0;      // of all of it
@@ -54,6 +56,10 @@ class RoundPlanner {
   Round plan(const std::vector<std::unique_ptr<Sequence>>& active);
   /// A round's pass took `ms`. Its windows' part is the width policy's to learn when there were no prompt rows.
   void record(const Round& round, double ms);
+  /// A round of windows alone kept `tokens` in `ms` from the end of the round before to its own.
+  void record_windows(const Round& round, size_t tokens, double ms) {
+    trials_.record(round.windows, round.window_rows > round.windows, tokens, ms, policy_.pass_ms(round.windows, 0));
+  }
   /// A pass of `rows` prompt rows alone took `ms` (the warm-up's).
   void record_prompt(int64_t rows, double position, double ms) { costs_.record(rows, position, ms); }
 
@@ -84,6 +90,7 @@ class RoundPlanner {
   const RoundOptions options_;
   const WidthPolicy& policy_;
   PromptCosts costs_;
+  DraftTrials trials_;
   std::unordered_map<const Sequence*, Turn> turns_;  // of the filling sequences
   uint64_t clock_ = 0;
   // Prompt rows of a round: at most twice as many as last kept the budget, so that a wrong estimate (of the first

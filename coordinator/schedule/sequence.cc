@@ -6,6 +6,7 @@
 
 #include "coordinator/sampling/identity.h"
 #include "coordinator/sampling/logprobs.h"
+#include "kernels/numerics/gumbel.h"
 
 namespace tensorfold {
 namespace {
@@ -44,7 +45,12 @@ Sequence::Sequence(std::shared_ptr<RequestContext> context, uint32_t choice, Dra
 
 void Sequence::want(SequencePlan* plan, uint32_t row) const {
   const RowNeeds needs = row_needs(sampling_, context_->request.logprobs.has_value());
-  plan->wants.push_back({row, needs.full_row ? kFullRow : needs.top_n});
+  RowWant& wanted = plan->wants.emplace_back();
+  wanted.row = row;
+  wanted.top_n = needs.full_row ? kFullRow : needs.draw ? kDrawn : needs.top_n;
+  if (!needs.draw) return;
+  wanted.key = row_key(sampling_.seed, plan->first_position + row + 1);  // the row's token stands behind it
+  wanted.temperature = sampling_.temperature;
 }
 
 void Sequence::begin_plan(bool use_mtp, SequencePlan* plan) const {
@@ -125,6 +131,18 @@ absl::StatusOr<Sequence::RowSample> Sequence::sample(const std::vector<const Row
       if (!logprobs.ok()) return logprobs.status();
       out.logprobs = *std::move(logprobs);
     }
+    return out;
+  }
+  if (row_needs(sampling_, false).draw) {
+    std::vector<SampleCandidate> drawn;
+    for (const RowReport* part : ranks) {
+      for (const WireCandidate& token : part->candidates) {
+        drawn.push_back({.logit = token.logit, .id = static_cast<uint32_t>(token.id)});
+      }
+    }
+    const absl::StatusOr<Sampled> sampled = sample_drawn(sampling_, drawn, position);
+    if (!sampled.ok()) return sampled.status();
+    out.id = sampled->id;
     return out;
   }
   std::vector<std::vector<SampleCandidate>> lists;

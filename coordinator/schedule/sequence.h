@@ -48,7 +48,9 @@ class Sequence {
 
   RequestContext& context() { return *context_; }
   const RequestContext& context() const { return *context_; }
-  bool background() const { return context_->request.priority == Priority::kBackground; }
+  bool background() const { return !promoted_ && context_->request.priority == Priority::kBackground; }
+  /// A background sequence counts as a foreground one from now on.
+  void promote() { promoted_ = true; }
   uint32_t choice() const { return choice_; }
 
   // The scheduler's part: where the sequence lives. -------------------------------------------------------------------
@@ -146,6 +148,7 @@ class Sequence {
   GenerationStats stats_;
   PromptProgress progress_;      // for the client
   PromptProgress log_progress_;  // for the log
+  bool promoted_ = false;
   bool finished_ = false;
   Clock::time_point first_token_;
 };

@@ -10,6 +10,13 @@ void WaitingLine::push(std::unique_ptr<Sequence> sequence) {
   line.push_back(std::move(sequence));
 }
 
+void WaitingLine::promote_background() {
+  std::unique_ptr<Sequence> sequence = std::move(background_.front());
+  background_.pop_front();
+  sequence->promote();
+  push_back_in(std::move(sequence));
+}
+
 void WaitingLine::push_back_in(std::unique_ptr<Sequence> sequence) {
   Line& line = line_of(*sequence);
   const auto later = std::find_if(

@@ -18,6 +18,10 @@ class WaitingLine {
   void push_back_in(std::unique_ptr<Sequence> sequence);
   /// Whose turn it is, those passed over that `later` names; null: nobody's.
   Sequence* next(const std::function<bool(Sequence&)>& later = nullptr) const;
+  /// The background sequence that came first; null: none waits.
+  Sequence* first_background() const { return background_.empty() ? nullptr : background_.front().get(); }
+  /// It counts as a foreground one from now on: it goes before those of them that came later.
+  void promote_background();
   /// Takes next() out.
   std::unique_ptr<Sequence> pop() { return take(*next()); }
   /// Takes out one that waits.

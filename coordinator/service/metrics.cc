@@ -99,6 +99,9 @@ void engine_families(const EngineStatus& status, std::vector<MetricFamily>* out)
   counter("sequences_preempted_total",
           "Times that a background sequence gave its lane and pages to a foreground one, to go on later.",
           number(status.preempted));
+  counter("background_promoted_total",
+          "Background sequences that counted as foreground because they had waited for schedule.background_turn.",
+          number(status.promoted));
   counter("sequences_replayed_total", "Sequences computed again after a rank was lost.", number(status.parked));
 }
 

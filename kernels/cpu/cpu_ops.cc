@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/numerics/check.h"
+#include "kernels/numerics/gumbel.h"
 #include "kernels/numerics/math64.h"
 
 #if defined(__linux__)
@@ -304,6 +305,48 @@ std::vector<std::vector<Candidate>> CpuOps::top_candidates(Tensor logits, int32_
     }
     std::sort(all.begin(), all.end(), candidate_before);
     if (static_cast<int64_t>(all.size()) > n) all.resize(static_cast<size_t>(n));
+  }
+  return rows;
+}
+
+std::vector<Candidate> CpuOps::best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) {
+  constexpr int64_t kChunk = 4096;
+  kernel_check(static_cast<int64_t>(keys.size()) == logits.rows, "best_draws: a key a row");
+  const int64_t chunks = (logits.cols + kChunk - 1) / kChunk;
+  struct Part {
+    KeyedDraw draw;
+    int64_t broken = -1;  // the first column that is not finite
+  };
+  std::vector<Part> parts(static_cast<size_t>(logits.rows * chunks));
+  pool_->parallel_for(logits.rows * chunks, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t item = begin; item < end; ++item) {
+      const DrawKey& key = keys[static_cast<size_t>(item / chunks)];
+      if (key.temperature == 0.0) continue;
+      const float* x = logits.data + item / chunks * logits.stride;
+      const int64_t from = item % chunks * kChunk, to = std::min(from + kChunk, logits.cols);
+      Part& part = parts[static_cast<size_t>(item)];
+      for (int64_t i = from; i < to; ++i) {
+        if (!std::isfinite(x[i])) {
+          part.broken = i;
+          break;
+        }
+        const double logit = static_cast<double>(x[i]);
+        part.draw.offer(key.key, logit / key.temperature, logit, static_cast<uint32_t>(first_id + i));
+      }
+    }
+  });
+  std::vector<Candidate> rows(static_cast<size_t>(logits.rows), Candidate{0.0f, -1});
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    KeyedDraw best;
+    int64_t broken = -1;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const Part& part = parts[static_cast<size_t>(r * chunks + c)];
+      best.merge(part.draw);
+      if (broken < 0) broken = part.broken;
+    }
+    Candidate& row = rows[static_cast<size_t>(r)];
+    if (best.any) row = {static_cast<float>(best.logit), static_cast<int32_t>(best.id)};
+    if (broken >= 0) row = {logits.data[r * logits.stride + broken], static_cast<int32_t>(first_id + broken)};
   }
   return rows;
 }

@@ -151,6 +151,13 @@ class CpuOps : public Ops {
   void pool_rows(RowCache& cache, const PoolArgs& args) override;
   void select_rows(const RowCache& cache, const SelectArgs& args) override;
   void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override;
+  bool supports_shared_latents() const override { return true; }
+  void fake_quantise(Tensor x, FakeFormat format) override;
+  void pool_latents(const RowCache& cache, const PoolLatentsArgs& args) override;
+  RopeTable window_rope_table(const RowBatch& rows, const Vector& inv_freq, int64_t tokens) override;
+  void write_windows(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;
+  std::vector<int32_t> numbers_before(const RowCache& cache, int64_t layer, const RowBatch& rows,
+                                      int64_t count) override;
   void mamba2(const Mamba2Args& args) override;
   bool supports_gated_streams() const override { return true; }
   void scaled_silu(Tensor x, float scale) override;
@@ -169,6 +176,7 @@ class CpuOps : public Ops {
   void block_conv(const BlockConvArgs& args) override;
   void block_attention(const KvCache& cache, int64_t layer, const BlockAttentionArgs& args) override;
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
+  std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) override;
 
  private:
   struct AttentionPlan;

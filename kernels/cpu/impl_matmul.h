@@ -62,6 +62,7 @@ inline void store_tile(const Vec* acc, float* out, int64_t stride, int64_t count
   constexpr int kOutputs = Weights * Inputs;
   float sums[(kOutputs + 15) / 16 * 16];
   constexpr int kSixteens = kOutputs / 16 * 16;
+  TF_UNROLL(2)
   for (int i = 0; i < kSixteens; i += 16) v_fold16(acc + i, sums + i);
   constexpr int kEights = kSixteens + (kOutputs - kSixteens) / 8 * 8;
   if constexpr (kEights > kSixteens) v_fold8(acc + kSixteens, sums + kSixteens);
@@ -81,7 +82,8 @@ template <typename Reader, int Rows, int Inputs>
 inline void run_tile(const uint8_t* panel, int first, int64_t cols, const float* x, int64_t x_stride, float* out,
                      int64_t out_stride, int64_t count) {
   Vec acc[Rows * Inputs];
-  for (Vec& a : acc) a = v_zero();
+  TF_UNROLL(32)  // a loop would put them in memory for good
+  for (int a = 0; a < Rows * Inputs; ++a) acc[a] = v_zero();
   const int64_t full = cols / 16;
   for (int64_t i = 0; i < full; ++i) {
     Vec w[Rows];
@@ -100,8 +102,10 @@ inline void run_tile(const uint8_t* panel, int first, int64_t cols, const float*
     }
   }
   if (cols % 16 != 0) {  // the packed weights are zero there; the input must be too
+    TF_UNROLL(8)
     for (int r = 0; r < Inputs; ++r) {
       const Vec xv = v_load_n(x + r * x_stride + 16 * full, cols % 16);
+      TF_UNROLL(4)
       for (int j = 0; j < Rows; ++j)
         acc[r * Rows + j] = v_fma(Reader::load(panel, full, first + j), xv, acc[r * Rows + j]);
     }

@@ -3,11 +3,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define TF_HOST_DEVICE __host__ __device__
-#else
-#define TF_HOST_DEVICE
-#endif
+#include "kernels/numerics/host_device.h"
 
 namespace tensorfold {
 

@@ -37,6 +37,28 @@ std::vector<std::vector<Candidate>> CudaOps::top_candidates(Tensor logits, int32
   return rows;
 }
 
+std::vector<Candidate> CudaOps::best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) {
+  flush();
+  std::vector<Candidate> rows(static_cast<size_t>(logits.rows), Candidate{0.0f, -1});
+  kernel_check(static_cast<int64_t>(keys.size()) == logits.rows, "best_draws: a key a row");
+  if (logits.rows == 0 || logits.cols == 0) return rows;
+  const ScratchScope scope(*this);
+  const size_t bytes = rows.size() * sizeof(Candidate);
+  void* workspace = take(cuda_draws_workspace(logits.rows, logits.cols));
+  auto* device_keys = static_cast<DrawKey*>(take(static_cast<int64_t>(keys.size_bytes())));
+  auto* best = static_cast<Candidate*>(take(static_cast<int64_t>(bytes)));
+  void* staged = staging_.take(static_cast<int64_t>(keys.size_bytes()));
+  auto* host = static_cast<Candidate*>(staging_.take(static_cast<int64_t>(bytes)));
+  if (staged == nullptr || host == nullptr) return rows;
+  std::memcpy(staged, keys.data(), keys.size_bytes());
+  cuda_ok(cudaMemcpyAsync(device_keys, staged, keys.size_bytes(), cudaMemcpyHostToDevice, stream_), "keys of draws");
+  cuda_draws(stream_, matrix_of(logits), first_id, device_keys, workspace, best);
+  cuda_ok(cudaMemcpyAsync(host, best, bytes, cudaMemcpyDeviceToHost, stream_), "draws");
+  if (!cuda_ok(cudaStreamSynchronize(stream_), "draws")) return rows;
+  std::copy_n(host, rows.size(), rows.begin());
+  return rows;
+}
+
 int cuda_backends_on(int device) {
   return device < 0 || device >= kMostCudaDevices ? 0 : cuda_backends[static_cast<size_t>(device)].load();
 }

@@ -54,4 +54,9 @@ int64_t cuda_candidates_workspace(int64_t rows, int64_t cols, int64_t n);
 void cuda_candidates(cudaStream_t stream, DeviceMatrix logits, int32_t first_id, int64_t n, void* workspace,
                      Candidate* out);
 
+/// Ops::best_draws: out [rows] in device memory, from keys [rows] there.
+int64_t cuda_draws_workspace(int64_t rows, int64_t cols);
+void cuda_draws(cudaStream_t stream, DeviceMatrix logits, int32_t first_id, const DrawKey* keys, void* workspace,
+                Candidate* out);
+
 }  // namespace tensorfold

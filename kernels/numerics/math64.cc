@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/numerics/log64.h"
+
 namespace tensorfold {
 namespace {
 
@@ -16,9 +18,7 @@ constexpr double kRoundMagic = 0x1.8p52;
 
 double round_to_integer(double x) { return (x + kRoundMagic) - kRoundMagic; }
 
-// ln 2 and pi/2 as sums of doubles, largest first.
-constexpr double kLn2Hi = 0x1.62e42fefa39efp-1;
-constexpr double kLn2Lo = 0x1.abc9e3b39803fp-56;
+// pi/2 as a sum of doubles, largest first.
 constexpr double kLog2E = 0x1.71547652b82fep0;
 constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
 constexpr double kHalfPi1 = 0x1.921fb54442d18p0;
@@ -78,32 +78,7 @@ double exp64(double x) {
   return scale(p, static_cast<int64_t>(n));
 }
 
-double log64(double x) {
-  if (x != x || x < 0.0) return kNan;
-  if (x == 0.0) return -kInf;
-  if (x == kInf) return kInf;
-  int64_t exponent = 0;
-  if (x < 0x1p-1022) {
-    x *= 0x1p54;
-    exponent = -54;
-  }
-  // x = 2^exponent * m with m in [sqrt(1/2), sqrt(2)), so that log m has no cancellation against exponent * ln 2.
-  uint64_t bits = std::bit_cast<uint64_t>(x);
-  const uint64_t shifted = bits + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu);
-  exponent += static_cast<int64_t>(shifted >> 52) - 1023;
-  bits = (shifted & 0x000fffffffffffffu) + 0x3fe6a09e667f3bcdu;
-  const double f = std::bit_cast<double>(bits) - 1.0;
-  // log(1 + f) = f - (f^2/2 - s * (f^2/2 + R)), s = f / (2 + f), R = 2 s^2 (1/3 + s^2/5 + s^4/7 + ...).
-  static constexpr double kC[] = {2.0 / 23, 2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13,
-                                  2.0 / 11, 2.0 / 9,  2.0 / 7,  2.0 / 5,  2.0 / 3};
-  const double s = f / (2.0 + f);
-  const double z = s * s;
-  const double remainder = z * horner(kC, z);
-  const double half_square = 0.5 * f * f;
-  const double n = static_cast<double>(exponent);
-  const double tail = half_square - std::fma(s, half_square + remainder, n * kLn2Lo);
-  return std::fma(n, kLn2Hi, f - tail);
-}
+double log64(double x) { return log64_inline(x); }
 
 void sincos64(double x, double* sine, double* cosine) {
   if (!(x >= -0x1p31 && x <= 0x1p31)) {

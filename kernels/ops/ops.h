@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/numerics/tree.h"
+#include "kernels/ops/fake_quantise.h"
 #include "kernels/ops/matrix_source.h"
 #include "kernels/ops/states.h"
 
@@ -195,6 +196,7 @@ struct RouteArgs {
   float scale = 1.0f;            // then multiply by this
   Tensor ids;                    // out [rows, slots]: expert numbers, as whole fp32 numbers
   Tensor weights;                // out [rows, slots]
+  RowBatch rows;                 // where a backend pads a pass: rows of no sequence get no experts
 };
 
 /// A mixture of experts over rows whose experts are chosen.
@@ -212,6 +214,7 @@ struct HyperArgs;
 struct PoolArgs;
 struct SelectArgs;
 struct LatentAttentionArgs;
+struct PoolLatentsArgs;
 // Arguments of operations on gated streams and of attention over chosen keys (stream_ops.h).
 struct MixStreamsArgs;
 struct InjectStreamsArgs;
@@ -237,6 +240,12 @@ inline bool candidate_before(const Candidate& a, const Candidate& b) {
   if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
   return a.id < b.id;
 }
+
+/// What draws a row's token: the row's part of the noise (row_key of kernels/numerics/gumbel.h) and the temperature.
+struct DrawKey {
+  uint64_t key = 0;
+  double temperature = 0.0;  // 0: nothing is drawn from this row
+};
 
 struct MatmulJob {
   const Weight* weight = nullptr;
@@ -384,6 +393,24 @@ class Ops {
   virtual void select_rows(const RowCache& cache, const SelectArgs& args);
   virtual void latent_attention(const RowCache& cache, const LatentAttentionArgs& args);
 
+  // Latents that layers share: pooled rows made in the pass and read by later layers (latent_ops.h).
+  // --------------------
+  /// Whether the operations below are there, and what HyperArgs and SelectArgs say of carried weights and candidates; a
+  /// model that needs them is refused at load where they are not. Wants supports_latents().
+  virtual bool supports_shared_latents() const { return false; }
+  /// Rounds x in place, each fake_group(format) neighbouring columns by a scale of their own; cols a multiple of it.
+  virtual void fake_quantise(Tensor x, FakeFormat format);
+  virtual void pool_latents(const RowCache& cache, const PoolLatentsArgs& args);
+  /// rope_table() at the first position of the window of `tokens` tokens that holds the row's.
+  virtual RopeTable window_rope_table(const RowBatch& rows, const Vector& inv_freq, int64_t tokens);
+  /// Writes the `values` [rows, width] of rows that end a window of `tokens` tokens into a layer with a row for as
+  /// many.
+  virtual void write_windows(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows);
+  /// For each row the whole numbers of the `count` positions before its own in a layer of width 1, newest first, -1
+  /// before the sequence's start; rows of this pass must have been written. Host work.
+  virtual std::vector<int32_t> numbers_before(const RowCache& cache, int64_t layer, const RowBatch& rows,
+                                              int64_t count);
+
   // Positions. ----------------------------------------------------------------------------------------------------
   /// angle = position * inv_freq[i] in float64, cos and sin correctly computed there, times attention_factor, rounded
   /// once.
@@ -454,6 +481,10 @@ class Ops {
   /// The n best of each row by (logit descending, id ascending); ids count from first_id. Rows may hold fewer than n.
   /// NaN logits sort last.
   virtual std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) = 0;
+  /// The token of each row whose logit / temperature + noise is largest, in float64, ties to the lower id (contract,
+  /// section 5); keys has a key a row. The first logit that is not finite, if a row has one. Id -1 where nothing is
+  /// drawn. Every backend gives the same bits for the same logits.
+  virtual std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) = 0;
 };
 
 /// Gives back what was taken from the pass arena during its life.

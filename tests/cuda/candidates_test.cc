@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/candidates_key.h"
 #include "kernels/cuda/rowwise.h"
+#include "kernels/numerics/gumbel.h"
 #include "tests/cuda/gpu.h"
 
 namespace tensorfold {
@@ -148,6 +149,48 @@ TEST(CudaCandidates, AwkwardRows) {
       check(name + ", n " + std::to_string(n), row, 1, cols, n, cols);
     }
     check("all rows together, n " + std::to_string(n), all, static_cast<int64_t>(rows.size()), cols, n, cols);
+  }
+}
+
+// Draws are those of the host to the bit of every score, for a true vocabulary, hot and cold rows, ties, rows that draw
+// nothing; a logit that is not finite is what comes back, the first of the row.
+TEST(CudaDraws, EqualTheHosts) {
+  TF_NEED_GPU();
+  for (const int64_t cols : {1, 300, 2049, 248320}) {
+    const int64_t rows = 6, stride = cols + 3;
+    std::vector<float> logits = random_floats(static_cast<size_t>(rows * stride), static_cast<uint32_t>(cols), 3.0f);
+    for (int64_t i = 0; i < cols; ++i) logits[static_cast<size_t>(2 * stride + i)] = static_cast<float>(i % 3);
+    logits[static_cast<size_t>(4 * stride + cols - 1)] = kInf;
+    logits[static_cast<size_t>(4 * stride + cols / 2)] = kNan;
+    std::vector<DrawKey> keys;
+    for (int64_t r = 0; r < rows; ++r) {
+      keys.push_back({mix64(static_cast<uint64_t>(r + cols)), r == 3 ? 0.0 : 0.01 + 0.7 * static_cast<double>(r)});
+    }
+    DeviceArray<float> memory(logits);
+    DeviceArray<DrawKey> device_keys(keys);
+    DeviceArray<uint8_t> workspace(static_cast<size_t>(cuda_draws_workspace(rows, cols)));
+    workspace.poison();
+    DeviceArray<Candidate> out(static_cast<size_t>(rows));
+    out.poison();
+    cuda_draws(nullptr, {memory.data(), rows, cols, stride}, 500, device_keys.data(), workspace.data(), out.data());
+    const std::vector<Candidate> got = out.get();
+    ASSERT_EQ(cuda_failure(), "");
+    for (int64_t r = 0; r < rows; ++r) {
+      KeyedDraw want;
+      for (int64_t i = 0; r != 3 && i < cols; ++i) {
+        const float logit = logits[static_cast<size_t>(r * stride + i)];
+        if (!std::isfinite(logit)) {
+          want = {0.0, static_cast<double>(logit), static_cast<uint32_t>(500 + i), true};
+          break;
+        }
+        const DrawKey& key = keys[static_cast<size_t>(r)];
+        want.offer(key.key, static_cast<double>(logit) / key.temperature, static_cast<double>(logit),
+                   static_cast<uint32_t>(500 + i));
+      }
+      const Candidate& have = got[static_cast<size_t>(r)];
+      EXPECT_EQ(have.id, want.any ? static_cast<int32_t>(want.id) : -1) << cols << " columns, row " << r;
+      if (want.any && std::isfinite(want.logit)) EXPECT_EQ(static_cast<double>(have.logit), want.logit) << r;
+    }
   }
 }
 

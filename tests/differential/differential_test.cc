@@ -164,7 +164,8 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
 INSTANTIATE_TEST_SUITE_P(Models, Differential,
                          ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe",
                                            "qwen3_next", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next",
-                                           "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "sprout"),
+                                           "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "deepseek_v41",
+                                           "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
 // Protects: rows that stand for 128 tokens, two pages, where drafts that are rejected have completed one, and where a
@@ -184,6 +185,22 @@ TEST(DifferentialLongWindows, PooledAcrossPages) {
   print_report(*report, report->different > 0, table);
   EXPECT_EQ(report->different, 0u) << table.str();
   check_coverage(*report, options.axes, false);
+}
+
+// Protects: the same where activations that the model rounds are left as they are; and that the two are not one.
+TEST(DifferentialPrecision, FullHasBitsOfItsOwnInEveryCell) {
+  TesterOptions options = options_for("deepseek_v41");
+  options.precision = "full";
+  options.axes.worlds = {1, 3, 8};
+  options.axes.variants = {available_isas().front()};
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::ostringstream table;
+  print_report(*report, report->different > 0, table);
+  EXPECT_EQ(report->different, 0u) << table.str();
+  check_coverage(*report, options.axes, false);
+  check_golden("deepseek_v41:full", *report);
+  EXPECT_NE(read_golden().at("deepseek_v41:full").greedy, read_golden().at("deepseek_v41").greedy);
 }
 
 // A target and a block drafter for it, for cells that draft with it beside the others.
@@ -251,8 +268,8 @@ TesterOptions with_negative_control(const std::string& name) {
 // Protects: the tester's own worth. An op whose order reads the row count is caught, and its place is named: the first
 // position, layer and op that differ.
 TEST(DifferentialNegativeControl, IsCaughtAndNamed) {
-  for (const char* name :
-       {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next", "deepseek_v4"}) {
+  for (const char* name : {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next",
+                           "deepseek_v4", "deepseek_v41"}) {
     SCOPED_TRACE(name);
     TesterOptions options = with_negative_control(name);
     options.stop_after = 1;

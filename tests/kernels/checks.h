@@ -89,6 +89,7 @@ std::vector<NamedCheck> state_checks();
 std::vector<NamedCheck> mamba2_checks();
 std::vector<NamedCheck> stream_checks();
 std::vector<NamedCheck> latent_checks();
+std::vector<NamedCheck> shared_latent_checks();
 std::vector<NamedCheck> block_checks();
 std::vector<NamedCheck> golden_checks();
 
@@ -105,6 +106,8 @@ uint64_t chosen_keys_hash(Ops& ops);
 /// Of operations on latents (latent_checks.cc).
 uint64_t hyper_streams_hash(Ops& ops);
 uint64_t latents_hash(Ops& ops);
+/// Of those that layers share (shared_latent_checks.cc).
+uint64_t shared_latents_hash(Ops& ops);
 /// Of attention of blocks (block_checks.cc).
 uint64_t block_hash(Ops& ops);
 

@@ -1,6 +1,7 @@
 // Norms, activations, rotary embedding, copies and candidates.
 #include <cmath>
 
+#include "kernels/numerics/gumbel.h"
 #include "kernels/numerics/math64.h"
 #include "tests/kernels/checks.h"
 
@@ -141,6 +142,45 @@ void top_candidates(Checker& c) {
   }
 }
 
+// Protects draws: the token of the largest noisy score, found without the bound that skips most of the work; ties of
+// logits, rows that draw nothing, the first logit that is not finite; chunks of the vocabulary and threads.
+void best_draws(Checker& c) {
+  Random random(29);
+  for (Variant& v : all_variants({1, 2})) {
+    for (int64_t cols : {1, 5, 4096, 9001}) {
+      const int64_t count = 5;
+      std::vector<float> flat = random.vector(count * cols);
+      for (float& x : flat) x = std::round(x * 40) / 8;
+      std::vector<DrawKey> keys;
+      for (int64_t r = 0; r < count; ++r)
+        keys.push_back({mix64(static_cast<uint64_t>(r)), 0.3 + 0.4 * static_cast<double>(r)});
+      keys[1].temperature = 0.0;
+      const int64_t broken = cols / 2;
+      flat[static_cast<size_t>(3 * cols + broken)] = NAN;
+      flat[static_cast<size_t>(4 * cols - 1)] = std::isnan(flat[static_cast<size_t>(4 * cols - 1)]) ? NAN : INFINITY;
+      v.ops->begin_pass();
+      const std::vector<Candidate> got = v.ops->best_draws(upload(*v.ops, count, cols, flat), 1000, keys);
+      for (int64_t r = 0; r < count; ++r) {
+        Candidate want{0.0f, -1};
+        double best = 0.0;
+        for (int64_t i = 0; r != 1 && r != 3 && i < cols; ++i) {
+          const float logit = flat[static_cast<size_t>(r * cols + i)];
+          const DrawKey& key = keys[static_cast<size_t>(r)];
+          const double score = static_cast<double>(logit) / key.temperature +
+                               gumbel_of_hash(token_hash(key.key, static_cast<uint32_t>(1000 + i)));
+          if (want.id >= 0 && score <= best) continue;
+          best = score;
+          want = {logit, static_cast<int32_t>(1000 + i)};
+        }
+        if (r == 3) want.id = static_cast<int32_t>(1000 + broken);
+        const Candidate& have = got[static_cast<size_t>(r)];
+        c.expect(have.id == want.id && (r == 3 ? std::isnan(have.logit) : have.logit == want.logit),
+                 v.name + ": draw of row " + std::to_string(r) + " of " + std::to_string(cols) + " columns");
+      }
+    }
+  }
+}
+
 // Protects copies: gather keeps rows as they are, persistent tensors survive a pass.
 void copies(Checker& c) {
   Random random(24);
@@ -165,6 +205,7 @@ std::vector<NamedCheck> rowwise_checks() {
           {"elementwise", elementwise},
           {"rope", rope},
           {"top_candidates", top_candidates},
+          {"best_draws", best_draws},
           {"copies", copies}};
 }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <limits>
 
 #include "tests/wire/wire_testing.h"
 
@@ -142,9 +143,17 @@ TEST(WirePlan, RefusesEveryBreach) {
        }),
        "row 0 wanted after row 1"},
       {"row twice", sequence([](SequencePlan& s) {
-         s.wants = {{0, 1}, {0, 2}};
+         s.wants = {{0, 2}, {0, 2}};
        }),
-       "row 0 wanted after row 0"},
+       "row 0 wanted twice"},
+      {"drawn cold", sequence([](SequencePlan& s) {
+         s.wants = {{0, kDrawn, 7, 0.0}};
+       }),
+       "row 0 drawn at temperature 0"},
+      {"drawn hot", sequence([](SequencePlan& s) {
+         s.wants = {{0, kDrawn, 7, std::numeric_limits<double>::infinity()}};
+       }),
+       "row 0 drawn at temperature inf"},
       {"no candidates", sequence([](SequencePlan& s) {
          s.wants = {{0, 0}};
        }),
@@ -154,9 +163,9 @@ TEST(WirePlan, RefusesEveryBreach) {
        }),
        "4097 candidates", "1 to 4096"},
       {"candidates below full", sequence([](SequencePlan& s) {
-         s.wants = {{0, kFullRow - 1}};
+         s.wants = {{0, kDrawn - 1}};
        }),
-       "4294967294"},
+       "4294967293"},
       {"token", sequence([](SequencePlan& s) { s.tokens[1] = -1; }), "token -1"},
       {"page", sequence([](SequencePlan& s) { s.new_pages = {static_cast<int32_t>(kMaxPages)}; }), "page 1048576"},
       {"negative page", sequence([](SequencePlan& s) {
@@ -287,7 +296,7 @@ TEST(WirePlan, RefusesOtherMagicVersionAndKind) {
   EXPECT_REFUSED(decode_plan(encode_report(sample_report())), kInvalid, HasSubstr("magic 50524654"),
                  HasSubstr("expected 4e504654"));
   EXPECT_REFUSED(decode_plan(with<uint32_t>(bytes, 4, 1)), kInvalid, HasSubstr("version 1"),
-                 HasSubstr("this build speaks 3"));
+                 HasSubstr("this build speaks " + std::to_string(kPlanVersion)));
   EXPECT_REFUSED(decode_plan(with<uint8_t>(bytes, 8, 0)), kInvalid, HasSubstr("kind 0"));
   EXPECT_REFUSED(decode_plan(with<uint8_t>(bytes, 8, 4)), kInvalid, HasSubstr("kind 4"));
 }

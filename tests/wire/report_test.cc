@@ -69,7 +69,7 @@ TEST(WireReport, RefusesOtherMagicAndVersion) {
   EXPECT_REFUSED(decode_report(encode_plan(sample_plan())), kInvalid, HasSubstr("magic 4e504654"),
                  HasSubstr("expected 50524654"));
   EXPECT_REFUSED(decode_report(with<uint32_t>(bytes, 4, 9)), kInvalid, HasSubstr("version 9"),
-                 HasSubstr("this build speaks 3"));
+                 HasSubstr("this build speaks " + std::to_string(kPlanVersion)));
 }
 
 // Protects: no cut of a message is taken for a message, nor read beyond its end, even with a checksum that fits.

@@ -56,7 +56,7 @@ inline PassPlan sample_plan() {
   window.certain = 1;
   window.mtp_steps = 3;
   window.tokens = {9};
-  window.wants = {{0, 1}, {1, 4096}, {3, kFullRow}};
+  window.wants = {{0, 1}, {1, 4096}, {2, kFullRow}, {2, kDrawn, 0xFEDCBA9876543210u, 0.75}, {3, kFullRow}};
   SequencePlan resumed;
   resumed.slot = 5;
   resumed.fresh = true;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <cmath>
 #include <set>
 
 #include "transport/pass/codec.h"
@@ -61,6 +62,9 @@ void put_sequence(ByteWriter& writer, const SequencePlan& sequence) {
   for (const RowWant& want : sequence.wants) {
     writer.put(want.row);
     writer.put(want.top_n);
+    if (want.top_n != kDrawn) continue;
+    writer.put(want.key);
+    writer.put(want.temperature);
   }
 }
 
@@ -88,7 +92,12 @@ SequencePlan get_sequence(ByteReader& reader) {
   const uint32_t wants = reader.get<uint32_t>();
   for (uint32_t i = 0; i < wants && reader.ok(); ++i) {
     const uint32_t row = reader.get<uint32_t>();
-    sequence.wants.push_back({row, reader.get<uint32_t>()});
+    RowWant& want = sequence.wants.emplace_back();
+    want.row = row;
+    want.top_n = reader.get<uint32_t>();
+    if (want.top_n != kDrawn) continue;
+    want.key = reader.get<uint64_t>();
+    want.temperature = reader.get<double>();
   }
   return sequence;
 }
@@ -138,8 +147,15 @@ absl::Status validate_sequence(const SequencePlan& sequence) {
   for (size_t i = 0; i < sequence.wants.size(); ++i) {
     const RowWant& want = sequence.wants[i];
     if (want.row >= rows) return bad(fmt::format("row {} wanted of {}", want.row, rows));
-    if (i > 0 && want.row <= last) return bad(fmt::format("row {} wanted after row {}", want.row, last));
-    if (want.top_n == 0 || (want.top_n != kFullRow && want.top_n > kMaxCandidates)) {
+    if (i > 0 && want.row < last) return bad(fmt::format("row {} wanted after row {}", want.row, last));
+    if (i > 0 && want.row == last && want.top_n == sequence.wants[i - 1].top_n) {
+      return bad(fmt::format("row {} wanted twice in the same way", want.row));
+    }
+    if (want.top_n == kDrawn) {
+      if (!(want.temperature > 0.0) || !std::isfinite(want.temperature)) {
+        return bad(fmt::format("row {} drawn at temperature {}", want.row, want.temperature));
+      }
+    } else if (want.top_n == 0 || (want.top_n != kFullRow && want.top_n > kMaxCandidates)) {
       return bad(
           fmt::format("{} candidates wanted of row {}, allowed are 1 to {}", want.top_n, want.row, kMaxCandidates));
     }

@@ -17,7 +17,7 @@
 
 namespace tensorfold {
 
-inline constexpr uint32_t kPlanVersion = 3;
+inline constexpr uint32_t kPlanVersion = 4;
 inline constexpr uint32_t kMaxSlots = 1024;
 inline constexpr uint32_t kMaxPassRows = 16384;
 inline constexpr uint32_t kMaxWindow = 16;       // rows of a verify window: the certain one and its drafts
@@ -25,10 +25,14 @@ inline constexpr uint32_t kMaxPages = 1u << 20;  // page ids
 inline constexpr size_t kMaxPlanBytes = 1u << 20;
 inline constexpr uint32_t kFullRow = 0xFFFFFFFFu;  // RowWant::top_n: the whole row of logits
 
-/// What rank 0 wants of one row's logits.
+inline constexpr uint32_t kDrawn = 0xFFFFFFFEu;  // RowWant::top_n: the token that each rank draws with RowWant::key
+
+/// What rank 0 wants of one row's logits. A row may be wanted twice, in two ways.
 struct RowWant {
-  uint32_t row = 0;    // index within the sequence's rows; drafted rows count
-  uint32_t top_n = 1;  // best candidates of each rank's vocabulary slices, or kFullRow
+  uint32_t row = 0;          // index within the sequence's rows; drafted rows count
+  uint32_t top_n = 1;        // best candidates of each rank's vocabulary slices, or kFullRow, or kDrawn
+  uint64_t key = 0;          // kDrawn: the row's part of the sampler's noise
+  double temperature = 0.0;  // kDrawn: above 0
   bool operator==(const RowWant&) const = default;
 };
 
@@ -76,7 +80,7 @@ struct WireCandidate {
   bool operator==(const WireCandidate&) const = default;
 };
 
-/// One wanted row of one rank: its candidates, or its vocabulary slices' logits.
+/// One wanted row of one rank: its candidates (drawn: one), or its vocabulary slices' logits.
 struct RowReport {
   uint32_t slot = 0;
   uint32_t row = 0;

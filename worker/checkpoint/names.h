@@ -69,7 +69,7 @@ class Layout {
   std::string embedding_ = "embed_tokens";
   std::string final_norm_ = "norm";
   std::string head_module_ = "lm_head";
-  bool short_names_ = false;                 // deepseek_v4's: w1, w3, w2 of experts
+  bool short_names_ = false;                 // deepseek's: w1, w3, w2 of experts
   std::string mtp_first_ = "mtp.fc.weight";  // what every MTP layer of the family has
   std::string head_;                         // full module name of lm_head
   std::string mtp_prefix_;                   // before "mtp."

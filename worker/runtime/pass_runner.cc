@@ -370,11 +370,15 @@ absl::Status PassRunner::run_forward(const RowBatch& batch, Tensor* hidden) {
 
 absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidden, std::vector<RowReport>* rows) {
   std::vector<int32_t> index;
+  std::vector<DrawKey> keys;
   int64_t most = 0;
+  bool draws = false;
   for (const Work& item : work) {
     for (const RowWant& want : item.plan->wants) {
       index.push_back(static_cast<int32_t>(item.first_row + want.row));
-      if (want.top_n != kFullRow) most = std::max<int64_t>(most, want.top_n);
+      keys.push_back({want.key, want.top_n == kDrawn ? want.temperature : 0.0});
+      draws = draws || want.top_n == kDrawn;
+      if (want.top_n != kFullRow && want.top_n != kDrawn) most = std::max<int64_t>(most, want.top_n);
     }
   }
   if (index.empty()) return absl::OkStatus();
@@ -387,6 +391,8 @@ absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidde
   model_.logits(pass, wanted, logits);
   std::vector<std::vector<Candidate>> candidates;
   if (most > 0) candidates = ops_.top_candidates(logits, static_cast<int32_t>(shape.first_vocab_id), most);
+  std::vector<Candidate> drawn;
+  if (draws) drawn = ops_.best_draws(logits, static_cast<int32_t>(shape.first_vocab_id), keys);
   int64_t at = 0;
   for (const Work& item : work) {
     for (const RowWant& want : item.plan->wants) {
@@ -397,6 +403,9 @@ absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidde
       if (want.top_n == kFullRow) {
         row.logits.resize(static_cast<size_t>(shape.local_vocab));
         ops_.download(logits.row_range(at, 1), row.logits);
+      } else if (want.top_n == kDrawn) {
+        const Candidate& token = drawn[static_cast<size_t>(at)];
+        row.candidates.push_back({token.logit, token.id});
       } else {
         const std::vector<Candidate>& best = candidates[static_cast<size_t>(at)];
         const size_t keep = std::min<size_t>(best.size(), want.top_n);

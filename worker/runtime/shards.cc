@@ -6,6 +6,7 @@
 #include <array>
 
 #include "kernels/numerics/version.h"
+#include "worker/vocabulary/compressed_vocabulary.h"
 
 namespace tensorfold {
 namespace {
@@ -29,9 +30,25 @@ absl::StatusOr<DflashConfig> fitting_drafter(const std::string& dir, const Model
   return config;
 }
 
+// N-grams of token classes: the classes are the tokenizer's, and enter the hash with the rest of the configuration.
+absl::Status read_classes(const std::string& dir, ModelConfig& config) {
+  if (config.engram.layers.empty()) return absl::OkStatus();
+  absl::StatusOr<CompressedVocabulary> vocabulary = read_compressed_vocabulary(dir);
+  if (!vocabulary.ok()) return vocabulary.status();
+  const auto tokens = static_cast<int64_t>(vocabulary->class_of.size());
+  if (tokens != config.vocab_size || vocabulary->classes != config.engram.classes) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: tokenizer.json has {} tokens in {} classes; config.json says vocab_size {} and "
+                    "engram_compressed_vocab_size {}: n-grams would find other rows than those that were trained",
+                    dir, tokens, vocabulary->classes, config.vocab_size, config.engram.classes));
+  }
+  config.engram.class_of = std::make_shared<const std::vector<int32_t>>(std::move(vocabulary->class_of));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world,
+absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world, Precision precision,
                                                                const std::string& drafter) {
   absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir);
   if (!checkpoint.ok()) return checkpoint.status();
@@ -49,7 +66,9 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string
   // The weights have the last word on what the config leaves open.
   shards->config_.tie_word_embeddings = reader->layout().tied_head();
   if (!reader->layout().has_mtp()) shards->config_.mtp_layers = 0;
+  shards->config_.precision = precision;
   shards->notes_ = reader->layout().notes();
+  if (absl::Status status = read_classes(dir, shards->config_); !status.ok()) return status;
   // Weights and configuration: eps, rope and the like change bits just as weights do.
   shards->checkpoint_hash_ = sha256_hex(*hash + "\n" + canonical_text(shards->config_));
   for (const SafetensorsFile& file : (*checkpoint)->files()) {
@@ -98,7 +117,7 @@ absl::Status ModelShards::load(int rank, Ops& packer) {
 
 absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world, Ops& packer,
                                                                    const std::string& drafter) {
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, drafter);
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, Precision::kCheckpoint, drafter);
   if (!shards.ok()) return shards.status();
   for (int rank = 0; rank < world; ++rank) {
     if (absl::Status status = (*shards)->load(rank, packer); !status.ok()) return status;
@@ -111,7 +130,9 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::st
                                                                    const BackendOptions& backend,
                                                                    const Decorate& decorate,
                                                                    const std::string& drafter) {
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, drafter);
+  const absl::StatusOr<Precision> precision = parse_precision(backend.precision);
+  if (!precision.ok()) return precision.status();
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, *precision, drafter);
   if (!shards.ok()) return shards.status();
   for (int rank = 0; rank < world; ++rank) {
     absl::StatusOr<std::unique_ptr<Ops>> packer = make_backend(backend, rank);

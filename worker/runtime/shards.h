@@ -21,13 +21,15 @@ class ModelShards {
   /// Opens and checks the folder and hashes every byte; loads no weights yet. `drafter`: the folder of a block drafter
   /// of its own, which must fit the model; empty: none.
   static absl::StatusOr<std::unique_ptr<ModelShards>> open(const std::string& dir, int world,
+                                                           Precision precision = Precision::kCheckpoint,
                                                            const std::string& drafter = "");
   /// Packs the share of `rank` with `packer` (any CPU Ops will do for any other). Errors name the tensor.
   absl::Status load(int rank, Ops& packer);
   /// open() and load() of all ranks of `world`.
   static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world, Ops& packer,
                                                                const std::string& drafter = "");
-  /// The same with a packer for each rank, on the GPU that the rank will run on; `decorate` (may be null) wraps it.
+  /// The same in the options' precision, with a packer for each rank, on the GPU that the rank will run on; `decorate`
+  /// (may be null) wraps it.
   using Decorate = std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)>;
   static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world,
                                                                const BackendOptions& backend,

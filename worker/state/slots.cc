@@ -8,7 +8,15 @@
 namespace tensorfold {
 
 SlotTable::SlotTable(const ModelShape& shape, Ops& ops, int64_t slots, int64_t pages)
-    : shape_(shape), ops_(ops), pages_(pages), slots_(static_cast<size_t>(slots)) {}
+    : shape_(shape), ops_(ops), pages_(pages), slots_(static_cast<size_t>(slots)) {
+  for (Slot& slot : slots_) {
+    for (const StateShape& layer : shape_.recurrent) {
+      slot.recurrent.push_back(ops_.make_recurrent_state(layer));
+      slot.recurrent.back()->reset();  // large ones are not there before they are written
+    }
+    if (shape_.has_mtp) slot.kept_hidden = ops_.persistent(kMaxWindow, shape_.row_values());
+  }
+}
 
 void SlotTable::release(uint32_t slot) {
   if (slot >= slots_.size()) return;
@@ -25,12 +33,7 @@ void SlotTable::start(Slot& slot) {
   slot.pages.clear();
   slot.kept_rows = 0;
   slot.kept_tokens.clear();
-  if (slot.recurrent.empty()) {
-    for (const StateShape& shape : shape_.recurrent) slot.recurrent.push_back(ops_.make_recurrent_state(shape));
-  }
   for (const std::unique_ptr<RecurrentState>& state : slot.recurrent) state->reset();
-  if (shape_.has_mtp && slot.kept_hidden.data == nullptr)
-    slot.kept_hidden = ops_.persistent(kMaxWindow, shape_.row_values());
 }
 
 // What a fresh slot has of the tokens before its first row.

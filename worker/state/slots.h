@@ -34,7 +34,7 @@ class SnapshotStore;
 
 class SlotTable {
  public:
-  /// `slots` sequences at most; states are made on a slot's first use and kept for the next one.
+  /// `slots` sequences at most. The states of all are made here, so that serving takes no memory for them.
   SlotTable(const ModelShape& shape, Ops& ops, int64_t slots, int64_t pages);
 
   void release(uint32_t slot);

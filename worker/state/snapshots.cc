@@ -26,7 +26,15 @@ int64_t snapshot_bytes(const ModelShape& shape) {
 }
 
 SnapshotStore::SnapshotStore(const ModelShape& shape, Ops& ops, int64_t capacity)
-    : shape_(shape), ops_(ops), snapshots_(static_cast<size_t>(capacity)) {}
+    : shape_(shape), ops_(ops), snapshots_(static_cast<size_t>(capacity)) {
+  for (Snapshot& snapshot : snapshots_) {
+    for (const StateShape& layer : shape_.recurrent) {
+      snapshot.recurrent.push_back(ops_.make_recurrent_state(layer));
+      snapshot.recurrent.back()->reset();  // large ones are not there before they are written
+    }
+    if (shape_.has_mtp) snapshot.kept_hidden = ops_.persistent(kMaxWindow, shape_.row_values());
+  }
+}
 
 absl::Status SnapshotStore::check(uint32_t id, bool must_hold) const {
   if (id >= snapshots_.size()) {
@@ -38,20 +46,12 @@ absl::Status SnapshotStore::check(uint32_t id, bool must_hold) const {
   return absl::OkStatus();
 }
 
-void SnapshotStore::make(Snapshot& snapshot) {
-  if (snapshot.made) return;
-  for (const StateShape& shape : shape_.recurrent) snapshot.recurrent.push_back(ops_.make_recurrent_state(shape));
-  if (shape_.has_mtp) snapshot.kept_hidden = ops_.persistent(kMaxWindow, shape_.row_values());
-  snapshot.made = true;
-}
-
 absl::Status SnapshotStore::take(uint32_t id, const Slot& slot) {
   if (absl::Status status = check(id, false); !status.ok()) return status;
   if (!slot.in_use) {
     return absl::FailedPreconditionError(fmt::format("plan takes snapshot {} of a slot that is free here", id));
   }
   Snapshot& snapshot = snapshots_[id];
-  make(snapshot);
   for (size_t layer = 0; layer < slot.recurrent.size(); ++layer) {
     snapshot.recurrent[layer]->copy_from(*slot.recurrent[layer]);
   }
@@ -113,7 +113,6 @@ absl::Status SnapshotStore::load(uint32_t id, std::span<const std::byte> bytes) 
   if (absl::Status status = check(id, false); !status.ok()) return status;
   Snapshot& snapshot = snapshots_[id];
   snapshot.valid = false;
-  make(snapshot);
   ByteReader reader(bytes);
   Snapshot read;
   for (int64_t* number : {&read.committed, &read.tentative, &read.kept_rows, &read.kept_position}) {

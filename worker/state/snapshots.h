@@ -21,7 +21,8 @@ int64_t snapshot_bytes(const ModelShape& shape);
 /// Thread-safety: the pass runner's thread.
 class SnapshotStore {
  public:
-  /// Numbers below `capacity`; memory is taken when a number is first used, and kept for the next use of it.
+  /// Numbers below `capacity`. All their memory is taken and touched here: what the plan of memory says is there before
+  /// the first request, and serving never asks the system for more.
   SnapshotStore(const ModelShape& shape, Ops& ops, int64_t capacity);
 
   /// FailedPrecondition, InvalidArgument: no such number, a free slot, or nothing under that number.
@@ -42,7 +43,6 @@ class SnapshotStore {
  private:
   struct Snapshot {
     bool valid = false;
-    bool made = false;
     int64_t committed = 0;
     int64_t tentative = 0;
     int64_t kept_rows = 0;
@@ -52,7 +52,6 @@ class SnapshotStore {
     Tensor kept_hidden;  // [kMaxWindow, hidden], where there is an MTP layer
   };
   absl::Status check(uint32_t id, bool must_hold) const;
-  void make(Snapshot& snapshot);
 
   const ModelShape& shape_;
   Ops& ops_;

@@ -73,7 +73,9 @@ absl::Status Member::load(const BenchWorldOptions& options, int rank) {
   auto made = make_backend(options.backend, rank);
   if (!made.ok()) return made.status();
   ops = *std::move(made);
-  auto opened = ModelShards::open(options.model, options.world, options.drafter);
+  const absl::StatusOr<Precision> precision = parse_precision(options.backend.precision);
+  if (!precision.ok()) return precision.status();
+  auto opened = ModelShards::open(options.model, options.world, *precision, options.drafter);
   if (!opened.ok()) return opened.status();
   shards = *std::move(opened);
   if (absl::Status status = shards->load(rank, *ops); !status.ok()) return status;

@@ -71,6 +71,7 @@ absl::StatusOr<EngineOptions> engine_options(const RankSetup& setup, bool has_mt
   options.pages = setup.runner_options.pages;
   options.round_budget = profile.schedule.round_budget;
   options.park_deadline = profile.cluster.park_deadline;
+  options.background_turn = std::chrono::duration_cast<std::chrono::milliseconds>(profile.schedule.background_turn);
   const absl::StatusOr<DraftKind> draft = parse_draft_kind(profile.draft.kind);
   if (!draft.ok()) return draft.status();
   if (*draft == DraftKind::kMtp && !has_mtp) {
@@ -230,8 +231,18 @@ absl::Status run_coordinator_process(RankSetup& setup, const std::atomic<bool>& 
                front.http->address(), front.service->context(), setup.identity.fingerprint);
   while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(50));
 
-  if (!front.engine->drain(std::chrono::duration_cast<std::chrono::milliseconds>(kDrainGrace))) {
+  using Milliseconds = std::chrono::milliseconds;
+  const auto deadline = std::chrono::steady_clock::now() + kDrainGrace;
+  const auto left = [&] {
+    return std::max(std::chrono::duration_cast<Milliseconds>(deadline - std::chrono::steady_clock::now()),
+                    Milliseconds(0));
+  };
+  if (!front.engine->drain(left())) {
     spdlog::warn("some replies did not finish within {} s and are cut", kDrainGrace.count());
+  }
+  if (!front.engine->write_states(left())) {
+    spdlog::warn("{} states were not written within {} s and are computed again when they are asked for",
+                 front.engine->status().unwritten_segments, kDrainGrace.count());
   }
   front.stop(std::chrono::seconds(2));
   front.engine->stop();

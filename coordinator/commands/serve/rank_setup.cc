@@ -174,7 +174,10 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!drafter.empty()) {
     if (absl::Status status = BlockDrafter::check_backend(*setup->ops); !status.ok()) return status;
   }
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = ModelShards::open(setup->profile.model.path, world, drafter);
+  const absl::StatusOr<Precision> precision = parse_precision(setup->profile.model.precision);
+  if (!precision.ok()) return precision.status();
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards =
+      ModelShards::open(setup->profile.model.path, world, *precision, drafter);
   if (!shards.ok()) return shards.status();
   setup->shards = *std::move(shards);
   for (const std::string& note : setup->shards->notes()) spdlog::info("checkpoint: {}", note);

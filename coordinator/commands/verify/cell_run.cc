@@ -11,12 +11,14 @@
 #include "coordinator/draft/drafter.h"
 #include "coordinator/sampling/identity.h"
 #include "coordinator/sampling/sampler.h"
+#include "kernels/numerics/gumbel.h"
 
 namespace tensorfold {
 namespace {
 
 constexpr uint32_t kMates = 3;
 constexpr int64_t kPageSize = 64;
+constexpr double kDrawTemperature = 1.1;
 
 // One sequence of a cell: the tested one, or a mate that only has to be there.
 class Walker {
@@ -269,7 +271,7 @@ class CellRunner {
     const size_t place = mates_.empty() ? 0 : rounds_ % (mates_.size() + 1);
     for (size_t i = 0; i <= mates_.size(); ++i) {
       if (i == place) {
-        plan.sequences.push_back(main_plan());
+        plan.sequences.push_back(with_draws(main_plan()));
         plan.sequences.back().use_block = use_block();
       }
       if (i < mates_.size()) plan.sequences.push_back(mate_plan(i));
@@ -287,6 +289,41 @@ class CellRunner {
       if (absl::Status status = take(*walker, sequence, drafts, *pass, tested); !status.ok()) return status;
     }
     return absl::OkStatus();
+  }
+
+  // The ranks also draw from each wanted row, at another temperature than the cell's.
+  SequencePlan with_draws(SequencePlan plan) const {
+    std::vector<RowWant> wants;
+    for (const RowWant& want : plan.wants) {
+      wants.push_back(want);
+      wants.push_back({want.row, kDrawn, row_key(inputs_.seed, plan.first_position + want.row + 1), kDrawTemperature});
+    }
+    plan.wants = std::move(wants);
+    return plan;
+  }
+
+  // What the ranks drew from a row must be what the sampler draws from the whole of it.
+  absl::Status check_draw(const PassResult& pass, uint32_t slot, const RowWant& want, const std::vector<float>& logits,
+                          uint64_t position) const {
+    SamplingParams params;
+    params.temperature = kDrawTemperature;
+    params.seed = inputs_.seed;
+    std::vector<SampleCandidate> drawn;
+    for (const PassReport& report : pass.reports) {
+      for (const RowReport& part : report.rows) {
+        if (part.slot != slot || part.row != want.row) continue;
+        for (const WireCandidate& token : part.candidates) {
+          drawn.push_back({token.logit, static_cast<uint32_t>(token.id)});
+        }
+      }
+    }
+    const absl::StatusOr<Sampled> whole = sample_row(params, logits, position, TokenCounts());
+    if (!whole.ok()) return whole.status();
+    const absl::StatusOr<Sampled> merged = sample_drawn(params, drawn, position);
+    if (!merged.ok()) return merged.status();
+    if (merged->id == whole->id) return absl::OkStatus();
+    return absl::InternalError(
+        fmt::format("position {}: the ranks drew token {}, the whole row gives {}", position, merged->id, whole->id));
   }
 
   Walker* mate_of(uint32_t slot) {
@@ -333,8 +370,13 @@ class CellRunner {
     const size_t end_of_prompt = tested ? inputs_.prompt.size() : 0;
     uint32_t accepted = 0;
     for (const RowWant& want : plan.wants) {
+      if (want.top_n == kDrawn) continue;
       const std::vector<float> logits = row_logits(pass, plan.slot, want.row);
       const int64_t position = static_cast<int64_t>(plan.first_position + want.row);
+      if (tested) {
+        const absl::Status drawn = check_draw(pass, plan.slot, want, logits, static_cast<uint64_t>(position) + 1);
+        if (!drawn.ok()) return drawn;
+      }
       if (tested) result_.rows.emplace_back(position, bits_hash(logits));
       if (static_cast<size_t>(position) + 1 < end_of_prompt) continue;
       const absl::StatusOr<Sampled> next =

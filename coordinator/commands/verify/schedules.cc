@@ -225,8 +225,11 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
   const int64_t each = static_cast<int64_t>(longest + inputs.reply_tokens + 16 + kMaxWindow) / kPageSize + 1;
   const int64_t pages = (kStreams + 1) * each;
   for (const int world : options.worlds) {
-    const BackendOptions backend = {
-        .backend = options.backend, .isa = "auto", .threads = 1, .kv_format = options.kv_format};
+    const BackendOptions backend = {.backend = options.backend,
+                                    .isa = "auto",
+                                    .threads = 1,
+                                    .kv_format = options.kv_format,
+                                    .precision = options.precision};
     auto shards = ModelShards::load_all(options.model_dir, world, backend, nullptr, options.drafter_dir);
     if (!shards.ok()) return shards.status();
     LocalClusterOptions cluster_options;

@@ -43,7 +43,8 @@ class Bench {
     if (shards_ != nullptr && shards_->world() == world && decorated_ == decorated) return shards_.get();
     cluster_.reset();
     shards_.reset();
-    const BackendOptions packer = {.backend = options_.backend, .isa = "auto", .threads = 1};
+    const BackendOptions packer = {
+        .backend = options_.backend, .isa = "auto", .threads = 1, .precision = options_.precision};
     auto loaded = ModelShards::load_all(options_.model_dir, world, packer,
                                         decorated ? options_.decorate : ModelShards::Decorate(), options_.drafter_dir);
     if (!loaded.ok()) return loaded.status();
@@ -155,6 +156,7 @@ absl::Status add_schedules(const TesterOptions& options, const Axes& axes, int w
   schedules.drafter_dir = options.drafter_dir;
   schedules.backend = options.backend;
   schedules.kv_format = options.kv_format;
+  schedules.precision = options.precision;
   schedules.worlds = {1};
   for (const int world : axes.worlds) {
     if (world > 1 && world <= 3 && world <= widest) schedules.worlds.push_back(world);

@@ -90,9 +90,6 @@ TEST(ErrorBody, IsOpenAis) {
   EXPECT_EQ(inner.at("code").as_string(), "invalid_value");
   EXPECT_TRUE(inner.at("message").is_string());
   EXPECT_TRUE(boost::json::parse(error_body(draining_error(1))).at("error").at("param").is_null());
-  const std::string event = error_event(error);
-  EXPECT_EQ(event.rfind("data: {", 0), 0u);
-  EXPECT_EQ(event.substr(event.size() - 2), "\n\n");
 }
 
 // Protects long client text in messages.

@@ -223,7 +223,7 @@ TEST(HttpLoad, Starting) {
   EXPECT_EQ(get(server.port, "/ready").status, 200);
 }
 
-// A stream that fails after its headers ends with an error event, well framed.
+// A stream that fails after its headers ends with an error event, well framed, which counts what the client has.
 TEST(HttpLoad, ErrorInsideAStream) {
   ServingOptions options = small_engine();
   options.service.request_timeout = std::chrono::milliseconds(200);
@@ -234,8 +234,16 @@ TEST(HttpLoad, ErrorInsideAStream) {
   EXPECT_TRUE(reply.well_formed);
   const auto events = sse_data(reply.body);
   ASSERT_TRUE(events.has_value() && events->size() > 2);
-  EXPECT_THAT((*events)[events->size() - 2], HasSubstr("\"timeout\""));
   EXPECT_EQ(events->back(), "[DONE]");
+  const boost::json::value cut = boost::json::parse((*events)[events->size() - 2]);
+  EXPECT_EQ(cut.at("error").at("code").as_string(), "timeout");
+  const boost::json::value& usage = cut.at("usage");
+  EXPECT_GT(usage.at("prompt_tokens").as_int64(), 0);
+  EXPECT_GT(usage.at("completion_tokens").as_int64(), 0);
+  EXPECT_EQ(usage.at("total_tokens").as_int64(),
+            usage.at("prompt_tokens").as_int64() + usage.at("completion_tokens").as_int64());
+  EXPECT_EQ(cut.at("tensorfold").at("token_sha").as_string().size(), 12u);
+  EXPECT_GT(cut.at("tensorfold").at("rounds").as_int64(), 0);
   EXPECT_EQ(post(server.port, "/v1/completions", kEndless).status, 504);
 }
 

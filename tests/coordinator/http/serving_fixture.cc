@@ -60,7 +60,8 @@ absl::StatusOr<PassResult> ScriptedModel::execute(PassPlan plan) {
         row.logits[best] = 40.0f;
         row.logits[(best + 1) % vocabulary_] = 20.0f;
       } else {
-        for (uint32_t i = 0; i < want.top_n; ++i) {
+        const uint32_t count = want.top_n == kDrawn ? 1 : want.top_n;
+        for (uint32_t i = 0; i < count; ++i) {
           row.candidates.push_back(
               {40.0f - 20.0f * static_cast<float>(i), static_cast<int32_t>((best + i) % vocabulary_)});
         }

@@ -9,7 +9,8 @@
 #include <set>
 #include <vector>
 
-#include "coordinator/sampling/gumbel.h"
+#include "kernels/numerics/gumbel.h"
+#include "kernels/numerics/math64.h"
 
 namespace tensorfold {
 namespace {
@@ -140,14 +141,14 @@ TEST(SampleCandidates, EqualsTheWholeRow) {
     const std::vector<float> row = random_row(rng, 16 + rng() % 300, i % 2 == 0);
     const SamplingParams p = random_params(rng);
     const RowNeeds needs = row_needs(p, false);
-    const size_t n = needs.full_row ? 1 + rng() % 64 : needs.top_n;
+    const size_t n = needs.full_row || needs.draw ? 1 + rng() % 64 : needs.top_n;
     const Split split(row, 1 + rng() % 8, n, rng);
     const uint64_t position = rng() % 100000;
     const auto full = sample_row(p, row, position, {});
     const auto got = sample_candidates(p, split.lists, position);
     ASSERT_TRUE(full.ok());
     ASSERT_TRUE(got.ok()) << got.status();
-    if (!needs.full_row) {
+    if (!needs.full_row && !needs.draw) {
       ASSERT_FALSE(got->needs_full_row) << i;
     }
     (got->needs_full_row ? undecided : decided) += 1;
@@ -158,6 +159,39 @@ TEST(SampleCandidates, EqualsTheWholeRow) {
   }
   EXPECT_GT(decided, 1000);
   EXPECT_GT(undecided, 100);
+}
+
+// Protects the draw from everything: each rank's own best score, of however it is cut, leads to the whole row's token,
+// near-ties included; a logit that is not finite is reported, the first of all ranks'.
+TEST(SampleDrawn, EqualsTheWholeRow) {
+  std::mt19937 rng(12);
+  for (int i = 0; i < 3000; ++i) {
+    const std::vector<float> row = random_row(rng, 1 + rng() % 300, i % 2 == 0);
+    SamplingParams p;
+    p.temperature = 0.05 + static_cast<double>(rng() % 100) / 40;
+    p.seed = rng();
+    ASSERT_TRUE(row_needs(p, false).draw);
+    const uint64_t position = rng() % 100000;
+    const uint64_t key = row_key(p.seed, position);
+    const size_t ranks = 1 + rng() % 8;
+    std::vector<SampleCandidate> best;
+    for (size_t r = 0; r < ranks; ++r) {
+      KeyedDraw draw;
+      for (size_t id = row.size() * r / ranks; id < row.size() * (r + 1) / ranks; ++id) {
+        draw.offer(key, static_cast<double>(row[id]) / p.temperature, static_cast<double>(row[id]),
+                   static_cast<uint32_t>(id));
+      }
+      if (draw.any) best.push_back({static_cast<float>(draw.logit), draw.id});
+    }
+    const auto got = sample_drawn(p, best, position);
+    ASSERT_TRUE(got.ok()) << got.status();
+    ASSERT_EQ(got->id, sample_row(p, row, position, {})->id) << i;
+    best.push_back({NAN, 900});
+    best.push_back({INFINITY, 800});
+    const auto broken = sample_drawn(p, best, position);
+    ASSERT_FALSE(broken.ok());
+    ASSERT_NE(broken.status().message().find("token 800 at position"), std::string::npos);
+  }
 }
 
 // Protects against a nucleus that is cut short: it crosses beyond what was sent, so the whole row must be asked for.
@@ -349,7 +383,15 @@ TEST(SampleRow, VerifyRowsSeeTheSerialHistory) {
 // Protects what rank 0 asks for: asking for too little costs a second round trip, too much costs the link.
 TEST(RowNeeds, ByParameters) {
   SamplingParams p;
-  EXPECT_TRUE(row_needs(p, false).full_row);  // temperature alone
+  EXPECT_TRUE(row_needs(p, false).draw);  // temperature alone
+  EXPECT_FALSE(row_needs(p, false).full_row);
+  EXPECT_TRUE(row_needs(p, true).full_row);
+  p.top_p = 0.9;
+  EXPECT_TRUE(row_needs(p, false).full_row);
+  p.top_p = 1.0;
+  p.min_p = 0.1;
+  EXPECT_TRUE(row_needs(p, false).full_row);
+  p.min_p = 0.0;
   p.top_k = 40;
   EXPECT_FALSE(row_needs(p, false).full_row);
   EXPECT_EQ(row_needs(p, false).top_n, 40u);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -405,6 +406,40 @@ TEST_F(EngineTest, PagesAreGivenUpOnlyWhenItHelps) {
   EXPECT_EQ(finish.reason, FinishReason::kCancelled);
   EXPECT_GE(finish.stats.completion_tokens, 3u);
   EXPECT_EQ(finish.stats.token_ids.size(), finish.stats.completion_tokens);
+}
+
+// Protects: background work goes on although foreground requests never stop coming, keeps the lane that it got, and
+// gives the bytes that it gives alone.
+TEST_F(EngineTest, BackgroundHasItsTurnUnderAnyLoad) {
+  EngineOptions options;
+  options.max_sequences = 1;
+  options.background_turn = std::chrono::milliseconds(30);
+  open(options);
+  const std::string undisturbed = run(request(0, 40, 60));
+  std::atomic<bool> over = false;
+  std::atomic<bool> refused = false;
+  std::thread others([&] {
+    for (uint32_t seed = 1; !over; ++seed) {
+      if (engine_->status().queued - engine_->status().queued_background < 4) {
+        Listener ignored;
+        if (!engine_->submit(request(seed, 30, 100), ignored.sink()).ok()) refused = true;
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  });
+  while (engine_->status().queued < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  GenerationRequest slow = request(0, 40, 60);
+  slow.priority = Priority::kBackground;
+  Listener background;
+  ASSERT_TRUE(engine_->submit(slow, background.sink()).ok());
+  const FinishEvent finish = background.finish();
+  over = true;
+  others.join();
+  EXPECT_EQ(finish.stats.token_sha, undisturbed);
+  EXPECT_EQ(engine_->status().promoted, 1u);
+  EXPECT_EQ(engine_->status().preempted, 0u);
+  EXPECT_FALSE(refused);
 }
 
 // Protects: a request's deadline ends it while it waits, too, with the usage of what was done: nothing.

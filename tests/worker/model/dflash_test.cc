@@ -235,7 +235,7 @@ class LastResiduals : public Trace {
 // streams; and what it hands out besides has the same bits as without.
 TEST(Dflash, EveryFamilyHandsOutItsTaps) {
   for (const char* family : {"llama", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h",
-                             "qwen4_exp", "glm5_next_mtp", "deepseek_v4"}) {
+                             "qwen4_exp", "glm5_next_mtp", "deepseek_v4", "deepseek_v41"}) {
     SCOPED_TRACE(family);
     const std::unique_ptr<Ops> ops = *make_backend(kCpu);
     auto shards = *ModelShards::load_all(kFixtures + family, 1, *ops);

@@ -199,6 +199,9 @@ TEST(SnapshotBytes, ComeBackOrAreRefused) {
   for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = static_cast<float>(i);
   ops->upload(hidden, slot.kept_hidden.row_range(0, 3));
   SnapshotStore store(shape, *ops, 3);
+  // What the plan of memory says is there before the first snapshot is taken.
+  EXPECT_EQ(store.bytes(),
+            3 * (slot.recurrent[0]->bytes() + slot.recurrent[1]->bytes() + int64_t{kMaxWindow} * 16 * 4));
   ASSERT_TRUE(store.take(0, slot).ok());
   std::vector<std::byte> bytes;
   ASSERT_TRUE(store.save(0, &bytes).ok());
