@@ -392,13 +392,13 @@ TEST(Dflash, RefusesWhatDoesNotFit) {
     ASSERT_FALSE(status.ok());
     EXPECT_THAT(std::string(status.message()), HasSubstr(misfit.says));
   }
-  const auto wrong = ModelShards::open(kFixtures + "follower", 1, kFixtures + "dflash");
+  const auto wrong = ModelShards::open(kFixtures + "follower", 1, Precision::kCheckpoint, kFixtures + "dflash");
   ASSERT_FALSE(wrong.ok());
   EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("vocab_size: the drafter has 512, the target 128"));
-  const auto no_drafter = ModelShards::open(kFixtures + "qwen3", 1, kFixtures + "qwen3");
+  const auto no_drafter = ModelShards::open(kFixtures + "qwen3", 1, Precision::kCheckpoint, kFixtures + "qwen3");
   ASSERT_FALSE(no_drafter.ok());
   EXPECT_THAT(std::string(no_drafter.status().message()), HasSubstr("Read are: DFlashDraftModel"));
-  const auto nowhere = ModelShards::open(kFixtures + "qwen3", 1, kFixtures + "nowhere");
+  const auto nowhere = ModelShards::open(kFixtures + "qwen3", 1, Precision::kCheckpoint, kFixtures + "nowhere");
   EXPECT_TRUE(absl::IsNotFound(nowhere.status())) << nowhere.status();
   const auto wide = drafter_shape(fits, {16, 0});
   ASSERT_FALSE(wide.ok());
