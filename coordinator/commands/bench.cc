@@ -105,6 +105,8 @@ void add_model(CLI::App& command, BenchFlags& flags) {
   command.add_option("--reply-tokens", options.reply_tokens, "--model: length of the timed replies")
       ->check(CLI::Range(2, 1 << 16));
   command.add_option("--prompt", options.prompt, "--model: what the timed replies answer");
+  command.add_option("--draft-model", options.drafter,
+                     "--model: folder of a block drafter, whose replies are timed, too");
 }
 
 void add_shape(CLI::App& command, BenchFlags& flags) {

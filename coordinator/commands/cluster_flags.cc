@@ -21,6 +21,10 @@ void ClusterFlags::add_to(CLI::App& app) {
   app.add_option("--threads", threads, "threads of each rank; 0 shares the cores")->check(CLI::Range(0, 1024));
 }
 
+void ClusterFlags::add_drafter_to(CLI::App& app) {
+  app.add_option("--draft-model", drafter, "folder of a block drafter (DFlash, DFlash2) that fits the model");
+}
+
 absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const RunnerOptions& runner) {
   OpenCluster open;
   const BackendOptions backend = {.backend = flags.backend,
@@ -31,7 +35,7 @@ absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const Runner
                                   .kv_format = flags.kv_format,
                                   .precision = flags.precision,
                                   .exchange = flags.exchange};
-  auto shards = ModelShards::load_all(flags.model, flags.world, backend);
+  auto shards = ModelShards::load_all(flags.model, flags.world, backend, nullptr, flags.drafter);
   if (!shards.ok()) return shards.status();
   open.shards = *std::move(shards);
   LocalClusterOptions options;

@@ -122,6 +122,14 @@ void Ops::pool_means(RowCache&, const PoolMeansArgs&) { no_streams(); }
 void Ops::select_windows(const RowCache&, const SelectWindowsArgs&) { no_streams(); }
 void Ops::sparse_attention(const KvCache&, int64_t, const AttentionArgs&, Tensor, int64_t) { no_streams(); }
 
+// Likewise for supports_block_drafts().
+namespace {
+void no_blocks(bool never = false) { kernel_check(never, "this backend computes no blocks of drafted rows"); }
+}  // namespace
+void Ops::mean_streams(Tensor, int64_t, Tensor) { no_blocks(); }
+void Ops::block_conv(const BlockConvArgs&) { no_blocks(); }
+void Ops::block_attention(const KvCache&, int64_t, const BlockAttentionArgs&) { no_blocks(); }
+
 // Likewise for supports_state() and supports_row_caches().
 void Ops::relu_squared(Tensor) { kernel_check(false, "relu_squared: this backend has no such operation"); }
 

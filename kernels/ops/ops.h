@@ -222,6 +222,9 @@ struct GateStreamsArgs;
 struct ShortConvArgs;
 struct PoolMeansArgs;
 struct SelectWindowsArgs;
+// Arguments of operations on blocks of drafted rows (block_ops.h).
+struct BlockConvArgs;
+struct BlockAttentionArgs;
 
 /// One candidate of a vocabulary row.
 struct Candidate {
@@ -464,6 +467,15 @@ class Ops {
   /// …: a row that chose everything has attention's bits.
   virtual void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& args, Tensor selected,
                                 int64_t tokens);
+
+  // Blocks of drafted rows (block_ops.h says what each computes). ---------------------------------------------------
+  /// Whether the operations below are there; a drafter that needs them is refused at load where they are not.
+  virtual bool supports_block_drafts() const { return false; }
+  /// x [rows, streams * width]: out [rows, width] = (sum over streams, ascending) * (1 / streams); of one stream a
+  /// copy.
+  virtual void mean_streams(Tensor x, int64_t streams, Tensor out);
+  virtual void block_conv(const BlockConvArgs& args);
+  virtual void block_attention(const KvCache& cache, int64_t layer, const BlockAttentionArgs& args);
 
   // Vocabulary. ---------------------------------------------------------------------------------------------------
   /// The n best of each row by (logit descending, id ascending); ids count from first_id. Rows may hold fewer than n.

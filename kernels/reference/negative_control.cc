@@ -163,6 +163,12 @@ class NegativeControl : public Ops {
     return inner_->tokens_before(rows, layer, count);
   }
   void pool_means(RowCache& cache, const PoolMeansArgs& args) override { inner_->pool_means(cache, args); }
+  bool supports_block_drafts() const override { return inner_->supports_block_drafts(); }
+  void mean_streams(Tensor x, int64_t streams, Tensor out) override { inner_->mean_streams(x, streams, out); }
+  void block_conv(const BlockConvArgs& args) override { inner_->block_conv(args); }
+  void block_attention(const KvCache& cache, int64_t layer, const BlockAttentionArgs& args) override {
+    inner_->block_attention(cache, layer, args);
+  }
   void select_windows(const RowCache& cache, const SelectWindowsArgs& args) override {
     inner_->select_windows(cache, args);
   }

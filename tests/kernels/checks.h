@@ -90,6 +90,7 @@ std::vector<NamedCheck> mamba2_checks();
 std::vector<NamedCheck> stream_checks();
 std::vector<NamedCheck> latent_checks();
 std::vector<NamedCheck> shared_latent_checks();
+std::vector<NamedCheck> block_checks();
 std::vector<NamedCheck> golden_checks();
 
 /// Of the router's and the experts' results on fixed inputs, for the golden checks (expert_checks.cc).
@@ -107,6 +108,8 @@ uint64_t hyper_streams_hash(Ops& ops);
 uint64_t latents_hash(Ops& ops);
 /// Of those that layers share (shared_latent_checks.cc).
 uint64_t shared_latents_hash(Ops& ops);
+/// Of attention of blocks (block_checks.cc).
+uint64_t block_hash(Ops& ops);
 
 /// A batch of row groups for ops that look at nothing else.
 inline RowBatch batch_of(std::span<const RowGroup> groups) {

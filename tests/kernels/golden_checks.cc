@@ -26,6 +26,7 @@ constexpr Golden kGolden[] = {
     {"streams", 0x2c7f079a23658441},         {"chosen_keys", 0x5a5228cda206f057},
     {"kimi_delta", 0xc1dabf0a9abc9b18},      {"hyper_streams", 0xa15abd5166b694b4},
     {"latents", 0x53f0780f7a37a15c},         {"shared_latents", 0xacdeb34fa106ddcc},
+    {"block", 0x5ac0fbbc75d73b95},
 };
 
 void compare(Checker& c, const std::string& variant, const std::string& name, uint64_t hash) {
@@ -172,6 +173,7 @@ void golden_ops(Checker& c) {
     compare(c, v.name, "mamba2", mamba2_hash(ops));
     compare(c, v.name, "streams", streams_hash(ops));
     compare(c, v.name, "chosen_keys", chosen_keys_hash(ops));
+    compare(c, v.name, "block", block_hash(ops));
   }
 }
 

@@ -35,6 +35,8 @@ class Layout {
   /// Finds out from the tensors' names and shapes, and for the MTP norms of MLX conversions from their means. Errors
   /// name what was looked for.
   static absl::StatusOr<Layout> detect(const TensorSource& source);
+  /// Every path is a name as it is: a drafter's files, which have neither embedding nor head.
+  static Layout bare() { return {}; }
 
   /// Full name of a tensor or module from its path without prefixes.
   std::string full_name(std::string_view path) const;

@@ -297,6 +297,8 @@ class DeepseekV4 : public Model {
   int64_t weight_values() const override { return cost().values; }
   absl::Status forward(PassContext& pass, Tensor* hidden) override;
   void logits(PassContext& pass, Tensor hidden, Tensor logits) override { vocabulary_->logits(pass, hidden, logits); }
+  bool serves_drafters() const override { return true; }
+  void embed(PassContext& pass, Tensor out) override { vocabulary_->embed(pass, out); }
   absl::Status mtp(PassContext&, Tensor, bool, Tensor*) override {
     return absl::UnimplementedError("deepseek_v4's block drafter is not computed");
   }
@@ -400,7 +402,7 @@ absl::Status DeepseekV4::forward(PassContext& pass, Tensor* hidden) {
   const int64_t rows = pass.rows.rows(), width = shape_.hidden;
   const Streams streams = Streams::make(ops, rows, streams_, width);
   const Tensor normed = ops.scratch_input(rows, width);
-  *hidden = ops.scratch(rows, width);
+  *hidden = pass.make_rows(width);
   const Rotations rotations = {ops.rope_table(pass.rows, *window_freq_, 1.0),
                                ops.rope_table(pass.rows, *pooled_freq_, 1.0), pooled_freq_.get()};
   for (int64_t s = 0; s < streams_; ++s) vocabulary_->embed(pass, streams.all.columns(s * width, width));
@@ -408,6 +410,7 @@ absl::Status DeepseekV4::forward(PassContext& pass, Tensor* hidden) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     const absl::Status status = run_layer(pass, static_cast<int>(i), layers_[i], rotations, streams, normed);
     if (!status.ok()) return status;
+    pass.tap(static_cast<int64_t>(i), streams.all);
   }
   head_->collapse(pass, streams);
   ops.rms_norm(streams.input, 1, *final_norm_, eps_, *hidden);

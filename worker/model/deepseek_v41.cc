@@ -321,6 +321,8 @@ class DeepseekV41 : public Model {
   int64_t weight_values() const override { return cost().values; }
   absl::Status forward(PassContext& pass, Tensor* hidden) override;
   void logits(PassContext& pass, Tensor hidden, Tensor logits) override { vocabulary_->logits(pass, hidden, logits); }
+  bool serves_drafters() const override { return true; }
+  void embed(PassContext& pass, Tensor out) override { vocabulary_->embed(pass, out); }
   absl::Status mtp(PassContext&, Tensor, bool, Tensor*) override {
     return absl::UnimplementedError("deepseek_v41's block drafter is not computed");
   }
@@ -434,7 +436,7 @@ absl::Status DeepseekV41::forward(PassContext& pass, Tensor* hidden) {
   Streams streams = Streams::make(ops, rows, config_.streams.count, width);
   streams.carry(ops);
   const Tensor normed = ops.scratch_input(rows, width);
-  *hidden = ops.scratch(rows, width);
+  *hidden = pass.make_rows(width);
   Shared shared;
   shared.window = ops.rope_table(pass.rows, *window_freq_, 1.0);
   shared.pooled = ops.rope_table(pass.rows, *pooled_freq_, 1.0);
@@ -455,6 +457,7 @@ absl::Status DeepseekV41::forward(PassContext& pass, Tensor* hidden) {
     }
     const absl::Status status = run_layer(pass, index, layers_[i], shared, streams, normed);
     if (!status.ok()) return status;
+    pass.tap(index, streams.all);
   }
   streams.collapse_carried(ops);
   ops.rms_norm(streams.input, 1, *final_norm_, eps_, *hidden);

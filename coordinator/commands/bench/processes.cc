@@ -75,12 +75,12 @@ absl::Status Member::load(const BenchWorldOptions& options, int rank) {
   ops = *std::move(made);
   const absl::StatusOr<Precision> precision = parse_precision(options.backend.precision);
   if (!precision.ok()) return precision.status();
-  auto opened = ModelShards::open(options.model, options.world, *precision);
+  auto opened = ModelShards::open(options.model, options.world, *precision, options.drafter);
   if (!opened.ok()) return opened.status();
   shards = *std::move(opened);
   if (absl::Status status = shards->load(rank, *ops); !status.ok()) return status;
   shards->close_files();
-  auto created = PassRunner::create(*ops, shards->model(rank), options.runner);
+  auto created = PassRunner::create(*ops, shards->model(rank), options.runner, shards->drafter(rank));
   if (!created.ok()) return created.status();
   runner = *std::move(created);
   return absl::OkStatus();
@@ -136,6 +136,7 @@ class ProcessWorld : public BenchWorld {
   PassExecutor& executor() override { return *executor_; }
   const ModelConfig& config() const override { return member_.shards->config(); }
   const ModelShape& shape() const override { return member_.shards->shape(0); }
+  uint32_t block_size() const override { return member_.shards->block_size(); }
 
  private:
   struct Child {

@@ -19,6 +19,7 @@ namespace tensorfold {
 
 struct TesterOptions {
   std::string model_dir;
+  std::string drafter_dir;  // of a block drafter; empty: none
   std::string backend = "cpu";
   std::string kv_format = "bf16";  // cuda
   std::string precision = "checkpoint";
