@@ -81,6 +81,10 @@ void add_common(CLI::App& command, BenchFlags& flags) {
       ->check(CLI::IsMember({"auto", "peer", "nccl", "pinned"}));
   command.add_option("--kv-format", options.backend.kv_format, "cuda: how keys and values are kept")
       ->check(CLI::IsMember({"bf16", "fp8"}));
+  command
+      .add_option("--precision", options.backend.precision,
+                  "activations of families that round some: as the model does, or not at all")
+      ->check(CLI::IsMember({"checkpoint", "full"}));
   command.add_option("--json", flags.json, "also write the figures to this file");
   command.add_option("--widths", options.widths, "rows of the passes to time")
       ->delimiter(',')
@@ -101,6 +105,8 @@ void add_model(CLI::App& command, BenchFlags& flags) {
   command.add_option("--reply-tokens", options.reply_tokens, "--model: length of the timed replies")
       ->check(CLI::Range(2, 1 << 16));
   command.add_option("--prompt", options.prompt, "--model: what the timed replies answer");
+  command.add_option("--draft-model", options.drafter,
+                     "--model: folder of a block drafter, whose replies are timed, too");
 }
 
 void add_shape(CLI::App& command, BenchFlags& flags) {

@@ -14,9 +14,15 @@ void ClusterFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--launch", launch, "cuda: graph or eager; the same bits")->check(CLI::IsMember({"graph", "eager"}));
   app.add_option("--kv-format", kv_format, "cuda: how keys and values are kept")->check(CLI::IsMember({"bf16", "fp8"}));
+  app.add_option("--precision", precision, "activations of families that round some: as the model does, or not at all")
+      ->check(CLI::IsMember({"checkpoint", "full"}));
   app.add_option("--exchange", exchange, "cuda: how ranks' sums travel; auto measures")
       ->check(CLI::IsMember({"auto", "peer", "nccl", "pinned", "staged"}));
   app.add_option("--threads", threads, "threads of each rank; 0 shares the cores")->check(CLI::Range(0, 1024));
+}
+
+void ClusterFlags::add_drafter_to(CLI::App& app) {
+  app.add_option("--draft-model", drafter, "folder of a block drafter (DFlash, DFlash2) that fits the model");
 }
 
 absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const RunnerOptions& runner) {
@@ -27,8 +33,9 @@ absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const Runner
                                   .device = -1,
                                   .launch = flags.launch,
                                   .kv_format = flags.kv_format,
+                                  .precision = flags.precision,
                                   .exchange = flags.exchange};
-  auto shards = ModelShards::load_all(flags.model, flags.world, backend);
+  auto shards = ModelShards::load_all(flags.model, flags.world, backend, nullptr, flags.drafter);
   if (!shards.ok()) return shards.status();
   open.shards = *std::move(shards);
   LocalClusterOptions options;

@@ -23,9 +23,14 @@ struct ClusterFlags {
   std::string launch = "graph";
   std::string kv_format = "bf16";
   std::string exchange = "auto";
+  std::string precision = "checkpoint";
+  std::string drafter;  // --draft-model, of commands that draft
 
-  /// --model, --world, --transport, --isa, --threads, --backend, --launch, --kv-format, --exchange.
+  /// --model, --world, --transport, --isa, --threads, --backend, --launch, --kv-format, --exchange,
+  /// --precision.
   void add_to(CLI::App& app);
+  /// --draft-model.
+  void add_drafter_to(CLI::App& app);
 };
 
 /// Shards and cluster together, in the order in which they must die.

@@ -87,11 +87,16 @@ absl::Status run_generate(const GenerateFlags& flags) {
   if (*draft == DraftKind::kMtp && !shape.has_mtp) {
     return absl::InvalidArgumentError("--draft mtp: this checkpoint has no MTP layer; there are none, copy and auto");
   }
+  if (*draft == DraftKind::kDflash && open->shards->block_size() == 0) {
+    return absl::InvalidArgumentError(
+        "--draft dflash: drafts with a checkpoint of its own; name it with --draft-model");
+  }
 
   EngineModel model;
   model.context = static_cast<uint32_t>(shape.context_length);
   model.vocabulary = static_cast<uint32_t>(shape.vocab);
   model.has_mtp = shape.has_mtp;
+  model.block_size = open->shards->block_size();
   model.end_ids.assign(config.eos_token_ids.begin(), config.eos_token_ids.end());
   model.tokenizer = only_ids ? nullptr : tokenizer->get();
   EngineOptions options;
@@ -160,7 +165,8 @@ void add_generate_command(CLI::App& app, int* exit_code) {
   text->excludes(ids);
   command->add_flag("--chat", flags->chat, "put the prompt into the model's chat template as a user message");
   command->add_option("--draft", flags->draft, "drafter; changes speed, never a byte")
-      ->check(CLI::IsMember({"none", "mtp", "copy", "auto"}));
+      ->check(CLI::IsMember({"none", "mtp", "copy", "dflash", "auto"}));
+  flags->cluster.add_drafter_to(*command);
   command->add_option("--width", flags->width, "most rows of a verify window")->check(CLI::Range(1, 16));
   command->add_option("--max-tokens", flags->max_tokens, "tokens of the reply")->check(CLI::Range(1u, 1u << 20));
   command->add_option("--temperature", flags->temperature, "0 is greedy")->check(CLI::Range(0.0, 2.0));

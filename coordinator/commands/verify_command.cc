@@ -17,6 +17,7 @@ namespace {
 
 struct VerifyFlags {
   std::string model;
+  std::string drafter;
   bool full = false;
   bool negative_control = false;
   bool every_cell = false;
@@ -32,11 +33,13 @@ struct VerifyFlags {
   std::vector<CellCache> caches;
   std::string backend = "cpu";
   std::string kv_format = "bf16";
+  std::string precision = "checkpoint";
 };
 
 int run_verify(const VerifyFlags& flags) {
   TesterOptions options;
   options.model_dir = flags.model;
+  options.drafter_dir = flags.drafter;
   options.full = flags.full;
   options.sample = flags.sample;
   options.prompt_tokens = flags.prompt_tokens;
@@ -49,6 +52,7 @@ int run_verify(const VerifyFlags& flags) {
   if (!flags.caches.empty()) options.axes.caches = flags.caches;
   options.backend = flags.backend;
   options.kv_format = flags.kv_format;
+  options.precision = flags.precision;
   if (flags.backend == "cpu") options.axes.variants = flags.isas;
   if (flags.backend == "cuda" && flags.widths.empty()) options.axes.widths = {2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16};
   if (flags.negative_control) {
@@ -105,6 +109,7 @@ void add_verify_command(CLI::App& app, int* exit_code) {
       "Run the differential tester: drafts, widths, worlds, transports, chunks, batch-mates, instruction sets, "
       "threads, graphs, sampling; exit code 3 if any byte differs");
   command->add_option("--model", flags->model, "folder of the checkpoint")->required();
+  command->add_option("--draft-model", flags->drafter, "folder of a block drafter: adds --drafts dflash");
   command->add_flag("--full", flags->full, "every combination, not a sample that covers every pair of values");
   command->add_option("--sample", flags->sample, "without --full: at least so many combinations");
   command->add_option("--prompt-tokens", flags->prompt_tokens, "length of the prompt")->check(CLI::Range(16, 8192));
@@ -124,6 +129,10 @@ void add_verify_command(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--kv-format", flags->kv_format, "cuda: how keys and values are kept")
       ->check(CLI::IsMember({"bf16", "fp8"}));
+  command
+      ->add_option("--precision", flags->precision,
+                   "activations of families that round some: as the model does, or not at all")
+      ->check(CLI::IsMember({"checkpoint", "full"}));
   command->add_option("--isas", flags->isas, "instead of all that this machine has")
       ->delimiter(',')
       ->check(CLI::IsMember({"avx512", "avx2", "neon", "portable"}));

@@ -12,6 +12,7 @@ constexpr double kPriorStrength = 4.0;
 double first_guess(DraftSource source) {
   switch (source) {
     case DraftSource::kMtp:
+    case DraftSource::kBlock:
       return 0.7;
     case DraftSource::kCopyShort:
       return 0.4;

@@ -30,8 +30,8 @@ class DepthRates {
 };
 
 // Sources are told apart because they fail differently: copies by the length of the match.
-enum class DraftSource : uint8_t { kMtp, kCopyShort, kCopyMedium, kCopyLong };
-inline constexpr size_t kDraftSources = 4;
+enum class DraftSource : uint8_t { kMtp, kCopyShort, kCopyMedium, kCopyLong, kBlock };
+inline constexpr size_t kDraftSources = 5;
 // Copy sources: a match of fewer than 8, 8 to 19, and 20 or more tokens.
 DraftSource copy_source(uint32_t match);
 

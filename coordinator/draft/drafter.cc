@@ -24,8 +24,10 @@ absl::StatusOr<DraftKind> parse_draft_kind(std::string_view name) {
   if (name == "none" || name == "off") return DraftKind::kNone;
   if (name == "mtp") return DraftKind::kMtp;
   if (name == "copy") return DraftKind::kCopy;
+  if (name == "dflash") return DraftKind::kDflash;
   if (name == "auto") return DraftKind::kAuto;
-  return absl::InvalidArgumentError(fmt::format("unknown drafter '{}'; there are none, mtp, copy and auto", name));
+  return absl::InvalidArgumentError(
+      fmt::format("unknown drafter '{}'; there are none, mtp, copy, dflash and auto", name));
 }
 
 std::string_view draft_kind_name(DraftKind kind) {
@@ -36,6 +38,8 @@ std::string_view draft_kind_name(DraftKind kind) {
       return "mtp";
     case DraftKind::kCopy:
       return "copy";
+    case DraftKind::kDflash:
+      return "dflash";
     case DraftKind::kAuto:
       return "auto";
   }
@@ -45,11 +49,13 @@ std::string_view draft_kind_name(DraftKind kind) {
 DraftKindInfo info_of(DraftKind kind) {
   switch (kind) {
     case DraftKind::kMtp:
-      return {kind, true, true};
+      return {kind, true, true, false};
+    case DraftKind::kDflash:
+      return {kind, true, false, true};
     case DraftKind::kNone:
     case DraftKind::kCopy:
-    case DraftKind::kAuto:  // uses an MTP layer where there is one
-      return {kind, false, false};
+    case DraftKind::kAuto:  // uses an MTP layer and a block drafter where there are
+      return {kind, false, false, false};
   }
   return {};
 }

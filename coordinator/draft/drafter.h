@@ -14,13 +14,14 @@
 namespace tensorfold {
 
 enum class DraftKind : uint8_t {
-  kNone,  // one token a pass
-  kMtp,   // the model's own multi-token-prediction layer, chained; runs on the workers
-  kCopy,  // what followed the longest earlier occurrence of the history's end
-  kAuto,  // mtp or copy, chosen for each window by WidthPolicy
+  kNone,    // one token a pass
+  kMtp,     // the model's own multi-token-prediction layer, chained; runs on the workers
+  kCopy,    // what followed the longest earlier occurrence of the history's end
+  kDflash,  // a block drafter of its own (DFlash, DFlash2), a block of tokens at once; runs on the workers
+  kAuto,    // mtp, copy or dflash, chosen for each window by WidthPolicy
 };
 
-// "none" (also "off"), "mtp", "copy", "auto"; anything else is an InvalidArgument that lists them.
+// "none" (also "off"), "mtp", "copy", "dflash", "auto"; anything else is an InvalidArgument that lists them.
 absl::StatusOr<DraftKind> parse_draft_kind(std::string_view name);
 std::string_view draft_kind_name(DraftKind kind);
 
@@ -29,6 +30,7 @@ struct DraftKindInfo {
   DraftKind kind = DraftKind::kNone;
   bool on_workers = false;  // true: the engine asks the pass runner for the drafts, and no Drafter object exists for it
   bool needs_mtp = false;   // the checkpoint must have an MTP layer
+  bool needs_block = false;  // there must be a block drafter
 };
 DraftKindInfo info_of(DraftKind kind);
 
@@ -58,8 +60,8 @@ class Drafter {
   virtual Draft propose(std::span<const uint32_t> history, size_t max_ids) = 0;
 };
 
-// kNone and kMtp give a drafter that never guesses on rank 0; kAuto gives the copy drafter, whose guess WidthPolicy
-// weighs against the model's own.
+// kNone, kMtp and kDflash give a drafter that never guesses on rank 0; kAuto gives the copy drafter, whose guess
+// WidthPolicy weighs against the model's own.
 std::unique_ptr<Drafter> make_drafter(DraftKind kind, CopyOptions options = {});
 
 }  // namespace tensorfold

@@ -22,18 +22,27 @@ void WidthPolicy::record_mtp_step(double ms) {
   mtp_step_ms_ = mtp_step_ms_ == 0.0 ? ms : mtp_step_ms_ + 0.1 * (ms - mtp_step_ms_);
 }
 
+void WidthPolicy::record_block(double ms) {
+  if (!std::isfinite(ms) || ms <= 0.0) return;
+  block_ms_ = block_ms_ == 0.0 ? ms : block_ms_ + 0.1 * (ms - block_ms_);
+}
+
 void WidthPolicy::record_window(const WidthChoice& choice, uint32_t copy_match, size_t accepted,
                                 Acceptance* acceptance) {
   if (choice.drafts == 0) return;
-  const DraftSource source = choice.kind == DraftKind::kMtp ? DraftSource::kMtp : copy_source(copy_match);
+  const DraftSource source = choice.kind == DraftKind::kMtp      ? DraftSource::kMtp
+                             : choice.kind == DraftKind::kDflash ? DraftSource::kBlock
+                                                                 : copy_source(copy_match);
   global_.record(source, choice.drafts, accepted);
   if (acceptance != nullptr) acceptance->record(source, choice.drafts, accepted);
 }
 
-double WidthPolicy::pass_ms(size_t rows, size_t mtp_depth) const {
+double WidthPolicy::pass_ms(size_t rows, size_t mtp_depth, bool blocks) const {
   // Before a step is measured it is taken as a tenth of a row's pass: an MTP layer is one of tens.
   const double step = mtp_step_ms_ > 0.0 ? mtp_step_ms_ : 0.1 * costs_.estimate(1);
-  return costs_.estimate(rows) + step * static_cast<double>(mtp_depth);
+  // A block drafter has a few layers and reads them once.
+  const double block = block_ms_ > 0.0 ? block_ms_ : 0.15 * costs_.estimate(1);
+  return costs_.estimate(rows) + step * static_cast<double>(mtp_depth) + (blocks ? block : 0.0);
 }
 
 WidthPolicy::Plan WidthPolicy::plan_for(const WidthRequest& request, DraftKind kind, DraftSource source,
@@ -56,7 +65,8 @@ double WidthPolicy::best_value(const Plan& plan, size_t base_rows) const {
   double best = tokens / pass_ms(base_rows, 0);
   for (size_t d = 1; d <= plan.gains.size(); ++d) {
     tokens += plan.gains[d - 1];
-    best = std::max(best, tokens / pass_ms(base_rows + d, plan.kind == DraftKind::kMtp ? d : 0));
+    best = std::max(
+        best, tokens / pass_ms(base_rows + d, plan.kind == DraftKind::kMtp ? d : 0, plan.kind == DraftKind::kDflash));
   }
   return best;
 }
@@ -70,9 +80,23 @@ WidthPolicy::Plan WidthPolicy::plan_of(const WidthRequest& request, size_t base_
   if (may_copy && request.copy_match > 0) {
     copy = plan_for(request, DraftKind::kCopy, copy_source(request.copy_match), request.copy_ids);
   }
-  if (copy.gains.empty()) return mtp;
-  if (mtp.gains.empty()) return copy;
-  return best_value(copy, base_rows) >= best_value(mtp, base_rows) ? copy : mtp;
+  const bool may_block = request.kind == DraftKind::kDflash || request.kind == DraftKind::kAuto;
+  Plan block;
+  if (may_block && request.block_drafts > 0) {
+    block = plan_for(request, DraftKind::kDflash, DraftSource::kBlock, request.block_drafts);
+  }
+  // Among equals what costs rank 0 alone, then what is chained, so that a short window stays cheap.
+  const Plan* best = nullptr;
+  double value = 0.0;
+  for (const Plan* plan : {&copy, &mtp, &block}) {
+    if (plan->gains.empty()) continue;
+    const double own = best_value(*plan, base_rows);
+    if (best == nullptr || own > value) {
+      best = plan;
+      value = own;
+    }
+  }
+  return best != nullptr ? *best : Plan();
 }
 
 // Rows are handed out one after the other, each to the sequence whose next draft is the most likely to be kept; of all
@@ -90,6 +114,7 @@ std::vector<uint32_t> WidthPolicy::best_depths(const std::vector<Plan>& plans, s
   double tokens = static_cast<double>(plans.size());
   double best = tokens / pass_ms(plans.size(), 0);
   size_t mtp_depth = 0;
+  bool blocks = false;
   const size_t last = std::min(plans.size() + total, std::max(most_rows, plans.size()));
   for (size_t rows = plans.size() + 1; rows <= last; ++rows) {
     const size_t next = plans.size() - next_drafts.top().second;
@@ -99,7 +124,8 @@ std::vector<uint32_t> WidthPolicy::best_depths(const std::vector<Plan>& plans, s
       next_drafts.emplace(plans[next].gains[depths[next]], plans.size() - next);
     }
     if (plans[next].kind == DraftKind::kMtp) mtp_depth = std::max<size_t>(mtp_depth, depths[next]);
-    const double value = tokens / pass_ms(rows, mtp_depth);
+    blocks = blocks || plans[next].kind == DraftKind::kDflash;
+    const double value = tokens / pass_ms(rows, mtp_depth, blocks);
     if (value > best) {
       best = value;
       best_set = depths;

@@ -3,7 +3,8 @@
 // reply's bytes.
 //
 // With drafts kept at rates a1, a2, ... a window of d drafts is expected to keep 1 + a1 + a1 a2 + ... tokens. The pass
-// costs PassCosts.estimate(all windows' rows), plus a chained MTP step for each depth that any sequence drafts with it.
+// costs PassCosts.estimate(all windows' rows), plus a chained MTP step for each depth that any sequence drafts with it,
+// plus one step of the block drafter if any sequence drafts with that, however many tokens.
 // Each further draft adds less than the one before, so for a given number of rows the best set is the best next draft,
 // one after the other; the policy walks all numbers of rows and keeps the best ratio. No clocks, no randomness; one
 // owner, not thread-safe.
@@ -32,6 +33,7 @@ struct WidthOptions {
 struct WidthRequest {
   DraftKind kind = DraftKind::kNone;  // the request's drafter; kNone for "draft": false
   bool mtp_available = false;         // the model has an MTP layer and its state for this sequence is current
+  uint32_t block_drafts = 0;          // most that the block drafter gives at once; 0: there is none
   uint32_t copy_match = 0;            // Draft::match of the copy drafter; 0 = it found nothing
   uint32_t copy_ids = 0;              // how many ids it guesses
   uint32_t room = 0;         // drafts the sequence can still use: tokens to max_tokens or the context's end, less one
@@ -40,7 +42,7 @@ struct WidthRequest {
 };
 
 struct WidthChoice {
-  DraftKind kind = DraftKind::kNone;  // kNone, kMtp or kCopy; never kAuto
+  DraftKind kind = DraftKind::kNone;  // kNone, kMtp, kCopy or kDflash; never kAuto
   uint32_t drafts = 0;                // 0 exactly when kind is kNone
 };
 
@@ -58,10 +60,11 @@ class WidthPolicy {
   // Measurements. `acceptance` is the sequence's own (may be null); the global prior is kept here.
   void record_pass(size_t rows, double ms) { costs_.record(rows, ms); }
   void record_mtp_step(double ms);  // one chained step for all sequences of a round
+  void record_block(double ms);     // the blocks of all sequences of a round
   void record_window(const WidthChoice& choice, uint32_t copy_match, size_t accepted, Acceptance* acceptance);
 
-  // Milliseconds of a pass of verify windows alone, with the MTP layer chained `mtp_depth` times.
-  double pass_ms(size_t rows, size_t mtp_depth) const;
+  // Milliseconds of a pass of verify windows alone, with the MTP layer chained `mtp_depth` times, and with blocks.
+  double pass_ms(size_t rows, size_t mtp_depth, bool blocks = false) const;
 
   const PassCosts& costs() const { return costs_; }
   const Acceptance& global() const { return global_; }
@@ -79,6 +82,7 @@ class WidthPolicy {
   PassCosts costs_;
   Acceptance global_;
   double mtp_step_ms_ = 0.0;  // 0 until measured
+  double block_ms_ = 0.0;     // 0 until measured
 };
 
 }  // namespace tensorfold

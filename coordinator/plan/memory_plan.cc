@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "coordinator/plan/drafter_plan.h"
 #include "transport/pass/plan.h"
 #include "worker/state/snapshots.h"
 
@@ -148,7 +149,9 @@ absl::StatusOr<int64_t> planned_pages(const Profile& profile, const ModelConfig&
   const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
   if (!widest.ok()) return widest.status();
   // A family without keys and values has pages all the same: they bound its tokens.
-  const int64_t bytes = std::max<int64_t>(page_bytes(profile, *widest), 1);
+  const absl::StatusOr<DrafterPlan> drafter = plan_drafter(profile, {profile.cluster.world, 0});
+  if (!drafter.ok()) return drafter.status();
+  const int64_t bytes = std::max<int64_t>(page_bytes(profile, *widest) + drafter->page_bytes, 1);
   const int64_t pages = profile.memory.kv_bytes / bytes;
   if (pages < 1) {
     return absl::InvalidArgumentError(fmt::format("memory.kv_bytes {} is less than one page of {} tokens ({} bytes)",
@@ -199,13 +202,19 @@ absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelC
   plan.rank = rank;
   plan.device = profile.compute.backend == "cuda";
   plan.pages = *pages;
-  plan.page_bytes = page_bytes(profile, *shape);
+  const absl::StatusOr<DrafterPlan> drafter = plan_drafter(profile, {profile.cluster.world, rank});
+  if (!drafter.ok()) return drafter.status();
+  plan.page_bytes = page_bytes(profile, *shape) + drafter->page_bytes;
   const absl::StatusOr<int64_t> snapshots = planned_snapshots(profile, config);
   if (!snapshots.ok()) return snapshots.status();
   plan.snapshots = *snapshots;
   plan.context = profile.model.context_length > 0 ? profile.model.context_length : shape->context_length;
   plan.lanes = profile.schedule.max_sequences;
   add_device_items(profile, config, facts, *shape, &plan);
+  if (drafter->weight_bytes > 0) {
+    plan.items.push_back({"drafter", drafter->weight_bytes + drafter->scratch_bytes,
+                          fmt::format("its weights, and {} of scratch", human_bytes(drafter->scratch_bytes)), false});
+  }
   if (rank == 0) {
     plan.items.push_back({"tokens", token_bytes(profile, plan), "histories and their index on rank 0", true});
     plan.items.push_back({"tokenizer", tokenizer_bytes(profile), "its tables", true});

@@ -61,10 +61,12 @@ Options model_options() {
        .type = Type::kString,
        .field = at<&Profile::model, &M::precision>,
        .fallback = "checkpoint",
-       .choices = {"checkpoint"},
+       .choices = {"checkpoint", "full"},
        .help =
-           "What weights are. `checkpoint`: the values that the checkpoint stores; how many bytes they take in memory "
-           "depends on their format and the backend (docs/formats/weights.md). Part of the numeric fingerprint.",
+           "What activations are in families that round some of them as part of their definition (deepseek_v41): "
+           "`checkpoint` rounds as the model was trained, `full` leaves them as they are. In all other families both "
+           "are the same; weights are what the checkpoint stores in both (docs/formats/weights.md). Part of the "
+           "numeric fingerprint.",
        .example = "checkpoint",
        .cluster_wide = true},
       {.key = "model.kv_dtype",

@@ -123,12 +123,21 @@ Options draft_options() {
        .type = Type::kString,
        .field = at<&Profile::draft, &D::kind>,
        .fallback = "auto",
-       .choices = {"none", "mtp", "copy", "auto"},
+       .choices = {"none", "mtp", "copy", "dflash", "auto"},
        .help = "Who guesses the next tokens. `mtp`: the checkpoint's own MTP layer. `copy`: repeats what followed the "
                "same words "
-               "earlier in the text. `auto`: whichever pays. Replies do not depend on it.",
+               "earlier in the text. `dflash`: the block drafter in `draft.model`. `auto`: whichever pays. Replies do "
+               "not depend on it.",
        .example = "mtp",
        .cluster_wide = true},
+      {.key = "draft.model",
+       .type = Type::kPath,
+       .field = at<&Profile::draft, &D::model>,
+       .fallback = "",
+       .help =
+           "Folder of a block drafter (DFlash, DFlash2): a checkpoint of its own that must fit the model. Every rank "
+           "reads its own copy; ranks refuse to join when the copies differ.",
+       .example = "../models/drafter"},
       {.key = "draft.max_width",
        .type = Type::kInteger,
        .field = at<&Profile::draft, &D::max_width>,

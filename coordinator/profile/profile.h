@@ -54,7 +54,7 @@ struct Profile {
     std::string served_name;           // never empty: the folder's name when not set
     std::vector<std::string> aliases;  // more names that requests may use
     std::int64_t context_length = 0;   // tokens; 0: the checkpoint's own
-    std::string precision;             // "checkpoint"
+    std::string precision;             // "checkpoint" or "full"
     std::string kv_dtype;              // "auto", "f32", "bf16" or "fp8"; see kv_format()
   } model;
 
@@ -136,9 +136,13 @@ struct Profile {
   } schedule;
 
   struct Draft {
-    std::string kind;   // "none", "mtp", "copy" or "auto"
+    std::string kind;   // "none", "mtp", "copy", "dflash" or "auto"
+    std::string model;  // folder of a block drafter; "": none
     int max_width = 0;  // rows of a verify window, the first one included
     int min_match = 0;  // tokens
+
+    /// The block drafter's folder, or "" where nothing would use it.
+    std::string model_in_use() const { return kind == "dflash" || kind == "auto" ? model : ""; }
   } draft;
 
   // What a request gets for the fields it leaves out.

@@ -273,12 +273,27 @@ Rules scheduling_rules() {
              c.profile.draft.kind == "none" && c.profile.draft.max_width > 1 && c.is_set("draft.max_width");
          return idle ? "has no effect with draft.kind: none" : "";
        }},
+      {{"draft.model", "draft.kind"},
+       kError,
+       "`draft.kind: dflash` needs a block drafter in `draft.model`.",
+       [](const Context& c) -> std::string {
+         if (c.profile.draft.kind != "dflash" || !c.profile.draft.model.empty()) return "";
+         return "draft.kind: dflash drafts with a checkpoint of its own: name its folder here";
+       }},
+      {{"draft.model", "draft.kind"},
+       kWarning,
+       "`draft.model` with `kind: none`, `mtp` or `copy`: it does nothing.",
+       [](const Context& c) -> std::string {
+         const Profile::Draft& draft = c.profile.draft;
+         if (draft.model.empty() || !draft.model_in_use().empty()) return "";
+         return fmt::format("has no effect with draft.kind: {}", draft.kind);
+       }},
       {{"draft.min_match", "draft.kind"},
        kWarning,
-       "`draft.min_match` with `kind: none` or `mtp`: it does nothing.",
+       "`draft.min_match` with `kind: none`, `mtp` or `dflash`: it does nothing.",
        [](const Context& c) -> std::string {
          const std::string& kind = c.profile.draft.kind;
-         if (!c.is_set("draft.min_match") || (kind != "none" && kind != "mtp")) return "";
+         if (!c.is_set("draft.min_match") || (kind != "none" && kind != "mtp" && kind != "dflash")) return "";
          return fmt::format("has no effect with draft.kind: {}", kind);
        }},
       {{"model.kv_dtype", "compute.backend"},

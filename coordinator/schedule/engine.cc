@@ -20,6 +20,12 @@ bool mtp_in_use(const EngineModel& model, DraftKind kind) {
   return model.has_mtp && (kind == DraftKind::kMtp || kind == DraftKind::kAuto);
 }
 
+// Most drafts of a block; 0: no block drafter is in use.
+uint32_t block_drafts(const EngineModel& model, DraftKind kind) {
+  const bool used = kind == DraftKind::kDflash || kind == DraftKind::kAuto;
+  return used && model.block_size > 1 ? model.block_size - 1 : 0;
+}
+
 CacheOptions cache_options(const EngineModel& model, const EngineOptions& options) {
   CacheOptions out = options.cache;
   out.has_states = model.has_states;
@@ -40,7 +46,8 @@ Engine::Engine(ClusterLink& link, EngineModel model, EngineOptions options)
       planner_({.max_batch_rows = options.max_batch_rows,
                 .prompt_chunk = options.prompt_chunk,
                 .budget = options.round_budget,
-                .use_mtp = mtp_in_use(model_, options.draft)},
+                .use_mtp = mtp_in_use(model_, options.draft),
+                .block_drafts = block_drafts(model_, options.draft)},
                policy_),
       turns_(options.background_turn) {
   publish();
@@ -54,11 +61,14 @@ void Engine::start() {
 
 absl::Status Engine::warm_up() {
   const uint32_t widest = options_.draft == DraftKind::kNone ? 1 : policy_.options().max_width;
-  const WarmUpOptions options = {
-      .widest = widest, .use_mtp = mtp_in_use(model_, options_.draft), .most_rows = options_.max_batch_rows};
+  const WarmUpOptions options = {.widest = widest,
+                                 .use_mtp = mtp_in_use(model_, options_.draft),
+                                 .block_drafts = block_drafts(model_, options_.draft),
+                                 .most_rows = options_.max_batch_rows};
   const absl::StatusOr<WarmUpResult> measured = tensorfold::warm_up(link_.executor(), options, policy_);
   if (!measured.ok()) return measured.status();
   mtp_step_ms_ = measured->mtp_step_ms;
+  block_ms_ = measured->block_ms;
   planner_.record_prompt(measured->prompt_rows, 0.0, measured->prompt_ms);
   return absl::OkStatus();
 }
@@ -345,9 +355,14 @@ void Engine::run_round() {
   spdlog::debug("round: {} window rows, {} prompt rows at {:.0f}; {:.1f} ms, expected {:.1f} ms", round.window_rows,
                 round.prompt_rows, round.prompt_position, ms, round.expected_ms);
   uint32_t mtp_steps = 0;  // chained once for all sequences
-  for (const SequencePlan& sequence : round.plan.sequences) mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
+  bool blocks = false;     // likewise
+  for (const SequencePlan& sequence : round.plan.sequences) {
+    mtp_steps = std::max(mtp_steps, sequence.mtp_steps);
+    blocks = blocks || sequence.block_drafts > 0;
+  }
   if (round.prompt_rows == 0) {
-    policy_.record_pass(round.window_rows, std::max(ms - mtp_steps * mtp_step_ms_, ms / 2));
+    const double drafting = mtp_steps * mtp_step_ms_ + (blocks ? block_ms_ : 0.0);
+    policy_.record_pass(round.window_rows, std::max(ms - drafting, ms / 2));
   }
   planner_.record(round, ms);
 

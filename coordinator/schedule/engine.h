@@ -128,6 +128,7 @@ class Engine {
   BackgroundTurns turns_;
   bool left_out_ = false;        // the last round read nothing of some background prompt
   double mtp_step_ms_ = 0;       // measured by warm_up()
+  double block_ms_ = 0;          // likewise
   Clock::time_point round_end_;  // of the last round; zero: there was none just before
   int failures_ = 0;             // passes that failed in a row
   uint64_t parked_ = 0;          // sequences that wait for the ranks

@@ -20,9 +20,10 @@ constexpr double kCaution = 0.9;       // of the budget is planned: passes vary
 
 }  // namespace
 
-SequencePlan& Round::add(Sequence* sequence) {
+SequencePlan& Round::add(Sequence* sequence, bool use_block) {
   SequencePlan& entry = plan.sequences.emplace_back();
   entry.slot = *sequence->slot;
+  entry.use_block = use_block;
   sequences.push_back(sequence);
   return entry;
 }
@@ -97,18 +98,23 @@ void RoundPlanner::forget_ended(const std::vector<std::unique_ptr<Sequence>>& ac
 
 void RoundPlanner::add_windows(const std::vector<Sequence*>& decoding, size_t most_rows, Round* round) const {
   std::vector<WidthRequest> requests;
-  for (Sequence* sequence : decoding) requests.push_back(sequence->width_request(options_.use_mtp));
+  for (Sequence* sequence : decoding) {
+    requests.push_back(sequence->width_request(options_.use_mtp));
+    requests.back().block_drafts = options_.block_drafts;
+  }
   const size_t rows = trials_.may_draft(requests.size()) ? most_rows : requests.size();
   const std::vector<WidthChoice> choices = policy_.choose(requests, rows);
   round->windows = requests.size();
   uint32_t mtp_steps = 0;  // chained once for all sequences
+  bool blocks = false;     // likewise
   for (size_t i = 0; i < decoding.size(); ++i) {
-    SequencePlan& plan = round->add(decoding[i]);
+    SequencePlan& plan = round->add(decoding[i], options_.block_drafts > 0);
     decoding[i]->plan_window(choices[i], options_.use_mtp, &plan);
-    round->window_rows += plan.tokens.size() + plan.mtp_steps;
+    round->window_rows += plan.tokens.size() + plan.drafted();
     mtp_steps = std::max(mtp_steps, plan.mtp_steps);
+    blocks = blocks || plan.block_drafts > 0;
   }
-  if (round->window_rows > 0) round->window_ms = policy_.pass_ms(round->window_rows, mtp_steps);
+  if (round->window_rows > 0) round->window_ms = policy_.pass_ms(round->window_rows, mtp_steps, blocks);
 }
 
 Round RoundPlanner::plan(const std::vector<std::unique_ptr<Sequence>>& active) {
@@ -135,7 +141,8 @@ Round RoundPlanner::plan(const std::vector<std::unique_ptr<Sequence>>& active) {
     const double middle = static_cast<double>(part.sequence->computed()) + static_cast<double>(part.rows) / 2.0;
     round.prompt_rows += part.rows;
     round.prompt_position += middle * static_cast<double>(part.rows);
-    part.sequence->plan_prompt(static_cast<uint64_t>(part.rows), options_.use_mtp, &round.add(part.sequence));
+    part.sequence->plan_prompt(static_cast<uint64_t>(part.rows), options_.use_mtp,
+                               &round.add(part.sequence, options_.block_drafts > 0));
   }
   if (round.prompt_rows > 0) round.prompt_position /= static_cast<double>(round.prompt_rows);
   round.expected_ms = round.window_ms + static_cast<double>(round.prompt_rows) * row_ms(round.prompt_position);

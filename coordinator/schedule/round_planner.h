@@ -27,6 +27,7 @@ struct RoundOptions {
   int prompt_chunk = 256;                    // prompt rows of one sequence in a pass
   std::chrono::microseconds budget{100000};  // of a round; 0: from measured pass costs
   bool use_mtp = false;                      // the model has an MTP layer and the profile uses it
+  uint32_t block_drafts = 0;                 // most drafts of the block drafter that the profile uses; 0: none
 };
 
 struct Round {
@@ -41,7 +42,9 @@ struct Round {
   double expected_ms = 0;      // of all of it
   double budget_ms = 0;
 
-  SequencePlan& add(Sequence* sequence);
+  /// `use_block`: the block drafter's keys are kept for it, whether its own request drafts or not: others may go on
+  /// from its pages.
+  SequencePlan& add(Sequence* sequence, bool use_block);
 };
 
 class RoundPlanner {

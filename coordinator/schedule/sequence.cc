@@ -61,7 +61,7 @@ void Sequence::begin_plan(bool use_mtp, SequencePlan* plan) const {
 
 // The pages that the plan's rows reach and the ranks do not know yet: a plan stays small, however long the prompt.
 void Sequence::add_pages(SequencePlan* plan) {
-  const uint64_t end = plan->first_position + plan->tokens.size() + plan->mtp_steps;
+  const uint64_t end = plan->first_position + plan->tokens.size() + plan->drafted();
   const size_t needed = std::min<size_t>(pages.size(), static_cast<size_t>((end + kPageSize - 1) / kPageSize));
   for (; pages_told_ < needed; ++pages_told_) plan->new_pages.push_back(pages[pages_told_]);
 }
@@ -108,6 +108,8 @@ void Sequence::plan_window(const WidthChoice& choice, bool use_mtp, SequencePlan
   window_match_ = proposal_.match;
   if (choice.kind == DraftKind::kMtp) {
     plan->mtp_steps = choice.drafts;
+  } else if (choice.kind == DraftKind::kDflash) {
+    plan->block_drafts = choice.drafts;
   } else if (choice.kind == DraftKind::kCopy) {
     const size_t count = std::min<size_t>(choice.drafts, proposal_.ids.size());
     window_.drafts = static_cast<uint32_t>(count);

@@ -74,7 +74,7 @@ class Sequence {
   uint32_t tentative() const { return accepted_; }
   /// Tokens known when it started: the rest was sampled since.
   uint64_t fill_end() const { return fill_end_; }
-  bool drafts_with_mtp() const { return kind_ != DraftKind::kNone && kind_ != DraftKind::kCopy; }
+  bool drafts_with_mtp() const { return kind_ == DraftKind::kMtp || kind_ == DraftKind::kAuto; }
   /// The next `rows` rows of a filling sequence.
   void plan_prompt(uint64_t rows, bool use_mtp, SequencePlan* plan);
   /// A verify window as `choice` says.

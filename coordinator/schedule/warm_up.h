@@ -9,13 +9,15 @@
 namespace tensorfold {
 
 struct WarmUpOptions {
-  uint32_t widest = 8;   // rows of the widest window
-  bool use_mtp = false;  // time a chained MTP step, too
-  int most_rows = 512;   // of a pass
+  uint32_t widest = 8;        // rows of the widest window
+  bool use_mtp = false;       // time a chained MTP step, too
+  uint32_t block_drafts = 0;  // time the block drafter, too: most drafts of a block; 0: there is none
+  int most_rows = 512;        // of a pass
 };
 
 struct WarmUpResult {
   double mtp_step_ms = 0;  // a chained MTP step; 0 without
+  double block_ms = 0;     // the block drafter's blocks; 0 without
   // A pass of prompt rows alone.
   int64_t prompt_rows = 0;
   double prompt_ms = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/numerics/check.h"
@@ -92,25 +93,27 @@ void balance(const KernelTable& kernels, const float* logits, int64_t n, float e
 
 void CpuOps::hyper_collapse(const HyperArgs& args) {
   const int64_t n = args.count, width = args.out.cols, rows = args.out.rows;
-  const bool mean = args.mix.data == nullptr, whole = !mean && args.mix.cols == n * (2 + n);
+  const bool carries = args.carried.data != nullptr;
+  const bool unmixed = args.mix.data == nullptr, whole = !unmixed && args.mix.cols == n * (2 + n);
   kernel_check(n >= 1 && n <= kMostStreams && args.streams.cols == n * width && args.streams.rows == rows,
                "hyper_collapse: shapes differ");
-  kernel_check(mean || ((whole || args.mix.cols == n) && args.mix.rows == rows && args.base->size() == args.mix.cols &&
-                        args.scale->size() == (whole ? 3 : 1)),
+  kernel_check(unmixed || ((whole || args.mix.cols == n) && args.mix.rows == rows &&
+                           args.base->size() == args.mix.cols && args.scale->size() == (whole ? 3 : 1)),
                "hyper_collapse: shapes differ");
   kernel_check(!whole || (args.weights.cols == n * (1 + n) && args.weights.rows == rows),
                "hyper_collapse: shapes differ");
-  kernel_check(args.zero.data == nullptr || (args.zero.rows == rows && args.zero.cols == width),
+  kernel_check((args.zero.data == nullptr || (args.zero.rows == rows && args.zero.cols == width)) &&
+                   (!carries || (args.carried.rows == rows && args.carried.cols == n)),
                "hyper_collapse: shapes differ");
   const float *scale = values_of(args.scale), *base = values_of(args.base);
   pool_->parallel_for(rows, std::max<int64_t>(1, kPieceElements / (n * width)), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       float pre[kMostStreams], logits[kMostStreams * (2 + kMostStreams)];
-      if (mean) std::fill_n(pre, n, 1.0f / static_cast<float>(n));
-      for (int64_t i = 0; !mean && i < args.mix.cols; ++i) {
+      if (unmixed) std::fill_n(pre, n, 1.0f / static_cast<float>(n));
+      for (int64_t i = 0; !unmixed && i < args.mix.cols; ++i) {
         logits[i] = args.mix.data[r * args.mix.stride + i] * scale[std::min<int64_t>(i / n, 2)] + base[i];
       }
-      if (!mean) {
+      if (!unmixed) {
         kernels_->sigmoid(logits, pre, n);
         for (int64_t s = 0; s < n; ++s) pre[s] += args.eps;
       }
@@ -119,6 +122,13 @@ void CpuOps::hyper_collapse(const HyperArgs& args) {
         kernels_->sigmoid(logits + n, post, n);
         for (int64_t s = 0; s < n; ++s) post[s] *= 2.0f;
         balance(*kernels_, logits + 2 * n, n, args.eps, args.iterations, post + n);
+      }
+      if (carries) {
+        float* carried = args.carried.data + r * args.carried.stride;
+        if (unmixed)
+          std::copy_n(carried, n, pre);
+        else
+          std::swap_ranges(pre, pre + n, carried);
       }
       const float* streams[kMostStreams];
       for (int64_t s = 0; s < n; ++s) streams[s] = args.streams.data + r * args.streams.stride + s * width;
@@ -215,6 +225,41 @@ void CpuOps::pool_rows(RowCache& row_cache, const PoolArgs& args) {
   });
 }
 
+namespace {
+
+// The `most` first of `order` (at least as many), by number.
+void keep_best(std::vector<Candidate>& order, int64_t most) {
+  std::nth_element(order.begin(), order.begin() + most - 1, order.end(), candidate_before);
+  order.resize(static_cast<size_t>(most));
+  std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+}
+
+// Up to `most` of `order`, which ascends by number, then -1.
+void list_best(std::vector<Candidate>& order, float* out, int64_t most) {
+  if (static_cast<int64_t>(order.size()) > most) keep_best(order, most);
+  for (int64_t j = 0; j < most; ++j) {
+    const bool listed = j < static_cast<int64_t>(order.size());
+    out[j] = listed ? static_cast<float>(order[static_cast<size_t>(j)].id) : -1.0f;
+  }
+}
+
+// Blocks of `block` windows, the newest before all others.
+void best_blocks(const std::vector<Candidate>& windows, int64_t block, float* out, int64_t most) {
+  std::vector<Candidate> blocks;
+  for (const Candidate& window : windows) {
+    const auto id = static_cast<int32_t>(window.id / block);
+    if (blocks.empty() || blocks.back().id != id) {
+      blocks.push_back({window.logit, id});
+    } else if (candidate_before({window.logit, id}, blocks.back())) {
+      blocks.back().logit = window.logit;
+    }
+  }
+  if (!blocks.empty()) blocks.back().logit = std::numeric_limits<float>::infinity();
+  list_best(blocks, out, most);
+}
+
+}  // namespace
+
 void CpuOps::select_rows(const RowCache& row_cache, const SelectArgs& args) {
   const CpuRowCache& cache = static_cast<const CpuRowCache&>(row_cache);
   kernel_check(args.layer >= 0 && args.layer < cache.layers() && args.heads >= 1 && args.tokens >= 1,
@@ -223,6 +268,10 @@ void CpuOps::select_rows(const RowCache& row_cache, const SelectArgs& args) {
   kernel_check(args.q.cols == args.heads * width && args.weights.cols == args.heads &&
                    args.q.rows == args.weights.rows && args.out.rows == args.q.rows && most >= 1,
                "select_rows: shapes differ");
+  const bool within = args.candidates.data != nullptr, blocks = args.blocks_out.data != nullptr;
+  kernel_check((!within || args.candidates.rows == args.q.rows) && (!blocks || args.blocks_out.rows == args.q.rows) &&
+                   (!(within || blocks) || args.block >= 1),
+               "select_rows: shapes differ");
   for (const RowGroup& g : args.rows.groups) {
     check_group(g, args.q.rows, cache.pages());
     pool_->parallel_for(g.rows, 1, [&](int64_t begin, int64_t end, int) {
@@ -230,20 +279,32 @@ void CpuOps::select_rows(const RowCache& row_cache, const SelectArgs& args) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t r = g.first_row + i, windows = (g.first_position + i + 1) / tokens;
         float* out = args.out.data + r * args.out.stride;
-        if (windows <= most) {  // all of them, whatever their scores
-          for (int64_t j = 0; j < most; ++j) out[j] = j < windows ? static_cast<float>(j) : -1.0f;
-          continue;
-        }
+        float* block_list = args.blocks_out.data + r * args.blocks_out.stride;
+        // All of them, whatever their scores. (Fewer windows than that may still be more blocks than are listed.)
+        const bool all =
+            windows <= most && (!blocks || (windows + args.block - 1) / args.block <= args.blocks_out.cols);
         order.clear();
-        for (int64_t w = 0; w < windows; ++w) {
-          const float score = kernels_->index_score(
-              args.q.data + r * args.q.stride, args.heads, width, cache.row(args.layer, g.pages, (w + 1) * tokens - 1),
-              args.weights.data + r * args.weights.stride, args.scale, args.weight_scale);
-          order.push_back({score, static_cast<int32_t>(w)});
+        const auto visit = [&](int64_t first, int64_t last) {
+          for (int64_t w = first; w < std::min(last, windows); ++w) {
+            const float score =
+                all ? 0.0f
+                    : kernels_->index_score(args.q.data + r * args.q.stride, args.heads, width,
+                                            cache.row(args.layer, g.pages, (w + 1) * tokens - 1),
+                                            args.weights.data + r * args.weights.stride, args.scale, args.weight_scale);
+            order.push_back({score, static_cast<int32_t>(w)});
+          }
+        };
+        if (within) {
+          const float* list = args.candidates.data + r * args.candidates.stride;
+          for (int64_t j = 0; j < args.candidates.cols && list[j] >= 0.0f; ++j) {
+            const auto first = static_cast<int64_t>(list[j]) * args.block;
+            visit(first, first + args.block);
+          }
+        } else {
+          visit(0, windows);
         }
-        std::nth_element(order.begin(), order.begin() + most - 1, order.end(), candidate_before);
-        std::sort(order.begin(), order.begin() + most, [](const auto& a, const auto& b) { return a.id < b.id; });
-        for (int64_t j = 0; j < most; ++j) out[j] = static_cast<float>(order[static_cast<size_t>(j)].id);
+        if (blocks) best_blocks(order, args.block, block_list, args.blocks_out.cols);
+        list_best(order, out, most);
       }
     });
   }

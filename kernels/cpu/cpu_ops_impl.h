@@ -151,6 +151,13 @@ class CpuOps : public Ops {
   void pool_rows(RowCache& cache, const PoolArgs& args) override;
   void select_rows(const RowCache& cache, const SelectArgs& args) override;
   void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override;
+  bool supports_shared_latents() const override { return true; }
+  void fake_quantise(Tensor x, FakeFormat format) override;
+  void pool_latents(const RowCache& cache, const PoolLatentsArgs& args) override;
+  RopeTable window_rope_table(const RowBatch& rows, const Vector& inv_freq, int64_t tokens) override;
+  void write_windows(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;
+  std::vector<int32_t> numbers_before(const RowCache& cache, int64_t layer, const RowBatch& rows,
+                                      int64_t count) override;
   void mamba2(const Mamba2Args& args) override;
   bool supports_gated_streams() const override { return true; }
   void scaled_silu(Tensor x, float scale) override;
@@ -164,6 +171,10 @@ class CpuOps : public Ops {
   void select_windows(const RowCache& cache, const SelectWindowsArgs& args) override;
   void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& args, Tensor selected,
                         int64_t tokens) override;
+  bool supports_block_drafts() const override { return true; }
+  void mean_streams(Tensor x, int64_t streams, Tensor out) override;
+  void block_conv(const BlockConvArgs& args) override;
+  void block_attention(const KvCache& cache, int64_t layer, const BlockAttentionArgs& args) override;
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
   std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) override;
 
@@ -172,6 +183,7 @@ class CpuOps : public Ops {
   struct DeltaRun;
   struct Mamba2Run;
   struct SparseItem;
+  struct BlockItem;
   struct ExpertGroups;
 
   // A piece of a product: some rows of its input times some panels of its weight.
@@ -201,6 +213,8 @@ class CpuOps : public Ops {
   void mamba2_heads(const Mamba2Args& args, const Mamba2Run& run);
   void attend_chosen(const CpuKvCache& cache, int64_t layer, const AttentionArgs& args, const SparseItem& item,
                      float* gathered, float* states);
+  void attend_block(const CpuKvCache& cache, int64_t layer, const BlockAttentionArgs& args, const BlockItem& item,
+                    float* memory);
 
   const KernelTable* kernels_;
   std::shared_ptr<ThreadPool> pool_;

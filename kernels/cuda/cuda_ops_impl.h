@@ -318,6 +318,12 @@ class CudaOps : public Ops, public CudaStreamOps {
     cuda_gather_rows(stream_, matrix_of(src), index, matrix_of(dst));
   }
 
+  // Experts.
+  bool supports_experts() const override { return true; }
+  std::unique_ptr<ExpertWeights> pack_experts(std::span<const ExpertSource> experts) override;
+  void route(const RouteArgs& in) override;
+  void experts(const ExpertsArgs& in) override;
+
   // Positions.
   RopeTable rope_table(const RowBatch& rows, const Vector& inv_freq, double attention_factor) override {
     flush();

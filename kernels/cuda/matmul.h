@@ -20,6 +20,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "kernels/cuda/device.h"
 #include "kernels/ops/ops.h"
@@ -39,6 +40,13 @@ enum class CudaPairing : uint8_t {
 /// memory left. `error` gets a sentence when a format or shape cannot be packed (then null too).
 std::unique_ptr<CudaWeight> pack_cuda_weight(std::span<const MatrixSource> blocks, CudaPairing pairing,
                                              std::string* error);
+/// Several weights that lie in one piece of memory, which lives as long as any of them; else as pack_cuda_weight. Empty
+/// if anything went wrong.
+struct CudaPackJob {
+  std::vector<MatrixSource> blocks;
+  CudaPairing pairing = CudaPairing::kNone;
+};
+std::vector<std::unique_ptr<CudaWeight>> pack_cuda_weights(std::span<const CudaPackJob> jobs, std::string* error);
 /// Rows [first, first + count) sharing the memory; null if a view cannot begin there.
 std::unique_ptr<CudaWeight> view_cuda_weight_rows(const CudaWeight& weight, int64_t first, int64_t count);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -97,11 +98,9 @@ struct SegmentSource {
   }
 };
 
-bool pack_segment(const SegmentSource& source, Stager& stager, CudaWeightSegment& segment) {
-  uint8_t* memory = nullptr;
-  if (!cuda_ok(cudaMalloc(&memory, static_cast<size_t>(segment.bytes())), "pack: device memory")) return false;
-  segment.memory = std::shared_ptr<void>(memory, [](void* p) { cudaFree(p); });
-  segment.data = memory;
+// Enqueues the packing of a segment at `memory`; the host's buffers are free again when it returns, the device's work
+// goes on.
+bool pack_segment(const SegmentSource& source, Stager& stager, const CudaWeightSegment& segment, uint8_t* memory) {
   const int64_t stages = segment.stages;
   const int64_t row_bytes = staged_row_bytes(segment.kind, stages);
   const int64_t scale_bytes = staged_scale_bytes(segment.sets, stages);
@@ -135,7 +134,20 @@ bool pack_segment(const SegmentSource& source, Stager& stager, CudaWeightSegment
                                                  segment.kind, segment.sets, tiles, stages);
     if (!cuda_launched("pack") || !cuda_ok(cudaEventRecord(stager.done[turn], stager.stream), "pack")) return false;
   }
-  return cuda_ok(cudaStreamSynchronize(stager.stream), "pack");
+  return true;
+}
+
+// One format for the two matrices of a pair, which lie row by row beside each other: codes of 4 bits can be kept as 8,
+// small scales as wide ones, and a set of 64 columns as two of 32. The values are the same. Nothing for two that have
+// no such format.
+std::optional<PackFormat> shared_format(PackFormat a, PackFormat b) {
+  if (a == b) return a;
+  if (a.sets == 0 || b.sets == 0) return std::nullopt;
+  const bool eight = kept_bits(a.kind) == 8 || kept_bits(b.kind) == 8;
+  const bool wide = has_wide_scales(a.kind) || has_wide_scales(b.kind);
+  const CudaWeightKind four_kind = wide ? CudaWeightKind::kAffine4Wide : CudaWeightKind::kAffine4;
+  const CudaWeightKind eight_kind = wide ? CudaWeightKind::kAffine8Wide : CudaWeightKind::kAffine8;
+  return PackFormat{eight ? eight_kind : four_kind, std::max(a.sets, b.sets)};
 }
 
 // Groups blocks that are stacked in one format; an error sentence if that cannot be.
@@ -148,7 +160,12 @@ std::vector<SegmentSource> plan_segments(std::span<const MatrixSource> blocks, C
     if (error->empty() && block.cols != blocks[0].cols) *error = "stacked matrices must have equal columns";
     if (!error->empty()) return {};
     if (block.rows == 0) continue;
-    const PackFormat format = pack_format(block);
+    PackFormat format = pack_format(block);
+    if (pairing == CudaPairing::kGateUp && !plan.empty()) {
+      if (const std::optional<PackFormat> both = shared_format(plan.back().format, format)) {
+        format = plan.back().format = *both;
+      }
+    }
     if (plan.empty() || plan.back().format != format) plan.push_back({{}, pairing, format});
     plan.back().blocks.push_back(block);
   }
@@ -163,37 +180,71 @@ std::vector<SegmentSource> plan_segments(std::span<const MatrixSource> blocks, C
   return plan;
 }
 
-}  // namespace
-
-std::unique_ptr<CudaWeight> pack_cuda_weight(std::span<const MatrixSource> blocks, CudaPairing pairing,
-                                             std::string* error) {
-  error->clear();
-  const std::vector<SegmentSource> plan = plan_segments(blocks, pairing, error);
-  if (!error->empty()) return nullptr;
-  int device = 0;
-  if (!cuda_ok(cudaGetDevice(&device), "pack")) return nullptr;
-  Stager& stager = stager_of_device(device);
-  const std::lock_guard lock(stager.mutex);
-  if (!stager.open()) return nullptr;
-  const int64_t cols = blocks[0].cols;
-  int64_t rows = 0;
+std::vector<CudaWeightSegment> segments_of(const std::vector<SegmentSource>& plan, int64_t cols) {
   std::vector<CudaWeightSegment> segments;
+  int64_t rows = 0;
   for (const SegmentSource& source : plan) {
-    CudaWeightSegment segment;
+    CudaWeightSegment& segment = segments.emplace_back();
     segment.kind = source.format.kind;
     segment.sets = source.format.sets;
     segment.first_row = rows;
     segment.rows = source.rows();
     segment.tiles = source.tiles();
     segment.stages = (cols + kStageColumns - 1) / kStageColumns;
-    if (!pack_segment(source, stager, segment)) {
-      cudaStreamSynchronize(stager.stream);  // nothing may still write into the memory that is given back
-      return nullptr;
-    }
     rows += segment.rows;
-    segments.push_back(std::move(segment));
   }
-  return std::make_unique<CudaWeight>(rows, cols, pairing, std::move(segments));
+  return segments;
+}
+
+// What a segment takes of the memory that it shares with others.
+int64_t placed_bytes(const CudaWeightSegment& segment) { return (segment.bytes() + 255) / 256 * 256; }
+
+}  // namespace
+
+std::unique_ptr<CudaWeight> pack_cuda_weight(std::span<const MatrixSource> blocks, CudaPairing pairing,
+                                             std::string* error) {
+  const CudaPackJob job{{blocks.begin(), blocks.end()}, pairing};
+  std::vector<std::unique_ptr<CudaWeight>> weights = pack_cuda_weights({&job, 1}, error);
+  return weights.empty() ? nullptr : std::move(weights[0]);
+}
+
+std::vector<std::unique_ptr<CudaWeight>> pack_cuda_weights(std::span<const CudaPackJob> jobs, std::string* error) {
+  error->clear();
+  std::vector<std::vector<SegmentSource>> plans;
+  std::vector<std::vector<CudaWeightSegment>> packed;
+  int64_t bytes = 0;
+  for (const CudaPackJob& job : jobs) {
+    const std::vector<SegmentSource>& plan = plans.emplace_back(plan_segments(job.blocks, job.pairing, error));
+    if (!error->empty()) return {};
+    packed.push_back(segments_of(plan, job.blocks[0].cols));
+    for (const CudaWeightSegment& segment : packed.back()) bytes += placed_bytes(segment);
+  }
+  int device = 0;
+  if (!cuda_ok(cudaGetDevice(&device), "pack")) return {};
+  Stager& stager = stager_of_device(device);
+  const std::lock_guard lock(stager.mutex);
+  uint8_t* at = nullptr;
+  if (!stager.open() || !cuda_ok(cudaMalloc(&at, static_cast<size_t>(bytes)), "pack: device memory")) return {};
+  const std::shared_ptr<void> memory(at, [](void* p) { cudaFree(p); });
+  std::vector<std::unique_ptr<CudaWeight>> weights;
+  bool good = true;
+  for (size_t i = 0; i < jobs.size() && good; ++i) {
+    int64_t rows = 0;
+    for (size_t s = 0; s < packed[i].size() && good; ++s) {
+      CudaWeightSegment& segment = packed[i][s];
+      segment.memory = memory;
+      segment.data = at;
+      good = pack_segment(plans[i][s], stager, segment, at);
+      at += placed_bytes(segment);
+      rows += segment.rows;
+    }
+    weights.push_back(
+        std::make_unique<CudaWeight>(rows, jobs[i].blocks[0].cols, jobs[i].pairing, std::move(packed[i])));
+  }
+  // Also before memory is given back: nothing may still write into it.
+  good = cuda_ok(cudaStreamSynchronize(stager.stream), "pack") && good;
+  if (!good) weights.clear();
+  return weights;
 }
 
 std::unique_ptr<CudaWeight> view_cuda_weight_rows(const CudaWeight& weight, int64_t first, int64_t count) {

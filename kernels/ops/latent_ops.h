@@ -18,7 +18,9 @@ inline constexpr int64_t kMostStreams = 8;
 ///   C = softmax of rows(mix * scale[2] + base) + eps, then C /= sum over j of C[j, k] + eps, then iterations - 1 times
 ///   rows and columns: C /= sum over k + eps, C /= sum over j + eps. Sums in ascending order.
 /// A mix of only n columns gives pre alone (no weights, scale [1]); no mix gives the mean, pre = 1 / n.
-/// expand: X_k = post_k y + sum over j of C[j, k] X_j, y first, j ascending (weighted_sum's order), in place.
+/// With `carried` the sum's weights are what it holds, and it gets this mix's pre (if there is a mix): a block's input
+/// is then summed by what the block before computed (supports_shared_latents). expand: X_k = post_k y + sum over j of
+/// C[j, k] X_j, y first, j ascending (weighted_sum's order), in place.
 struct HyperArgs {
   Tensor streams;                 // [rows, n * width]
   int64_t count = 0;              // n
@@ -31,6 +33,7 @@ struct HyperArgs {
   Tensor out;      // collapse: [rows, width]
   Tensor zero;     // collapse: [rows, width], or no data
   Tensor y;        // expand: [rows, width], what the block gave
+  Tensor carried;  // collapse: [rows, n] in and out, or no data
 };
 
 /// Pools windows of `tokens` consecutive rows [keys | gates] of one cache layer into one row of another: per channel
@@ -53,6 +56,11 @@ struct PoolArgs {
 /// Chooses, for each row of the pass, up to out.cols of the whole windows that end at or before its position, by
 /// (score descending, window ascending, NaN last); score = sum over heads of weights[h] * weight_scale *
 /// max(scale * q_h . key, 0). out: their numbers ascending, then -1.
+///
+/// Candidates (supports_shared_latents): `block` windows make a block, the first windows the first one. With
+/// `candidates` only windows of the blocks listed there are chosen from. With `blocks_out` the row's best blocks are
+/// listed too, numbers ascending, then -1: up to its columns of them, the newest one always, the others by (best score
+/// of a visible window descending, block ascending).
 struct SelectArgs {
   int64_t layer = 0;   // of pooled keys
   int64_t tokens = 1;  // of a window
@@ -62,6 +70,19 @@ struct SelectArgs {
   float scale = 1.0f;
   float weight_scale = 1.0f;
   Tensor out;  // [rows, most]
+  int64_t block = 0;
+  Tensor candidates;  // [rows, most blocks], or no data
+  Tensor blocks_out;  // [rows, most blocks], or no data
+  RowBatch rows;
+};
+
+/// For each row of the pass that ends a window of `tokens` rows [keys | gates] of a cache layer: per channel the sum
+/// over j ascending of softmax_j(gate_j) * key_j, not normed, not rotated. 0 for rows that end none. The window's rows
+/// must have been written.
+struct PoolLatentsArgs {
+  int64_t from = 0;  // layer of one row a token
+  int64_t tokens = 1;
+  Tensor out;  // [rows, keys of a row]
   RowBatch rows;
 };
 

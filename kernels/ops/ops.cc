@@ -89,6 +89,21 @@ void Ops::hyper_expand(const HyperArgs&) { no_latents("hyper_expand"); }
 void Ops::pool_rows(RowCache&, const PoolArgs&) { no_latents("pool_rows"); }
 void Ops::select_rows(const RowCache&, const SelectArgs&) { no_latents("select_rows"); }
 void Ops::latent_attention(const RowCache&, const LatentAttentionArgs&) { no_latents("latent_attention"); }
+// Likewise for supports_shared_latents().
+namespace {
+void no_shared(bool never = false) { kernel_check(never, "this backend has no latents that layers share"); }
+}  // namespace
+void Ops::fake_quantise(Tensor, FakeFormat) { no_shared(); }
+void Ops::pool_latents(const RowCache&, const PoolLatentsArgs&) { no_shared(); }
+RopeTable Ops::window_rope_table(const RowBatch&, const Vector&, int64_t) {
+  no_shared();
+  return {};
+}
+void Ops::write_windows(RowCache&, int64_t, Tensor, const RowBatch&) { no_shared(); }
+std::vector<int32_t> Ops::numbers_before(const RowCache&, int64_t, const RowBatch&, int64_t) {
+  no_shared();
+  return {};
+}
 // Likewise for supports_gated_streams().
 namespace {
 void no_streams(bool never = false) { kernel_check(never, "this backend has no gated streams and no chosen keys"); }
@@ -106,6 +121,14 @@ std::vector<int32_t> Ops::tokens_before(const RowBatch&, int64_t, int64_t) {
 void Ops::pool_means(RowCache&, const PoolMeansArgs&) { no_streams(); }
 void Ops::select_windows(const RowCache&, const SelectWindowsArgs&) { no_streams(); }
 void Ops::sparse_attention(const KvCache&, int64_t, const AttentionArgs&, Tensor, int64_t) { no_streams(); }
+
+// Likewise for supports_block_drafts().
+namespace {
+void no_blocks(bool never = false) { kernel_check(never, "this backend computes no blocks of drafted rows"); }
+}  // namespace
+void Ops::mean_streams(Tensor, int64_t, Tensor) { no_blocks(); }
+void Ops::block_conv(const BlockConvArgs&) { no_blocks(); }
+void Ops::block_attention(const KvCache&, int64_t, const BlockAttentionArgs&) { no_blocks(); }
 
 // Likewise for supports_state() and supports_row_caches().
 void Ops::relu_squared(Tensor) { kernel_check(false, "relu_squared: this backend has no such operation"); }

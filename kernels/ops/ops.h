@@ -195,6 +195,7 @@ struct RouteArgs {
   float scale = 1.0f;            // then multiply by this
   Tensor ids;                    // out [rows, slots]: expert numbers, as whole fp32 numbers
   Tensor weights;                // out [rows, slots]
+  RowBatch rows;                 // where a backend pads a pass: rows of no sequence get no experts
 };
 
 /// A mixture of experts over rows whose experts are chosen.
@@ -212,6 +213,8 @@ struct HyperArgs;
 struct PoolArgs;
 struct SelectArgs;
 struct LatentAttentionArgs;
+struct PoolLatentsArgs;
+enum class FakeFormat : uint8_t;  // fake_quantise.h
 // Arguments of operations on gated streams and of attention over chosen keys (stream_ops.h).
 struct MixStreamsArgs;
 struct InjectStreamsArgs;
@@ -219,6 +222,9 @@ struct GateStreamsArgs;
 struct ShortConvArgs;
 struct PoolMeansArgs;
 struct SelectWindowsArgs;
+// Arguments of operations on blocks of drafted rows (block_ops.h).
+struct BlockConvArgs;
+struct BlockAttentionArgs;
 
 /// One candidate of a vocabulary row.
 struct Candidate {
@@ -387,6 +393,24 @@ class Ops {
   virtual void select_rows(const RowCache& cache, const SelectArgs& args);
   virtual void latent_attention(const RowCache& cache, const LatentAttentionArgs& args);
 
+  // Latents that layers share: pooled rows made in the pass and read by later layers (latent_ops.h).
+  // --------------------
+  /// Whether the operations below are there, and what HyperArgs and SelectArgs say of carried weights and candidates; a
+  /// model that needs them is refused at load where they are not. Wants supports_latents().
+  virtual bool supports_shared_latents() const { return false; }
+  /// Rounds x in place, each fake_group(format) neighbouring columns by a scale of their own; cols a multiple of it.
+  virtual void fake_quantise(Tensor x, FakeFormat format);
+  virtual void pool_latents(const RowCache& cache, const PoolLatentsArgs& args);
+  /// rope_table() at the first position of the window of `tokens` tokens that holds the row's.
+  virtual RopeTable window_rope_table(const RowBatch& rows, const Vector& inv_freq, int64_t tokens);
+  /// Writes the `values` [rows, width] of rows that end a window of `tokens` tokens into a layer with a row for as
+  /// many.
+  virtual void write_windows(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows);
+  /// For each row the whole numbers of the `count` positions before its own in a layer of width 1, newest first, -1
+  /// before the sequence's start; rows of this pass must have been written. Host work.
+  virtual std::vector<int32_t> numbers_before(const RowCache& cache, int64_t layer, const RowBatch& rows,
+                                              int64_t count);
+
   // Positions. ----------------------------------------------------------------------------------------------------
   /// angle = position * inv_freq[i] in float64, cos and sin correctly computed there, times attention_factor, rounded
   /// once.
@@ -443,6 +467,15 @@ class Ops {
   /// …: a row that chose everything has attention's bits.
   virtual void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& args, Tensor selected,
                                 int64_t tokens);
+
+  // Blocks of drafted rows (block_ops.h says what each computes). ---------------------------------------------------
+  /// Whether the operations below are there; a drafter that needs them is refused at load where they are not.
+  virtual bool supports_block_drafts() const { return false; }
+  /// x [rows, streams * width]: out [rows, width] = (sum over streams, ascending) * (1 / streams); of one stream a
+  /// copy.
+  virtual void mean_streams(Tensor x, int64_t streams, Tensor out);
+  virtual void block_conv(const BlockConvArgs& args);
+  virtual void block_attention(const KvCache& cache, int64_t layer, const BlockAttentionArgs& args);
 
   // Vocabulary. ---------------------------------------------------------------------------------------------------
   /// The n best of each row by (logit descending, id ascending); ids count from first_id. Rows may hold fewer than n.

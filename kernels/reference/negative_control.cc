@@ -138,6 +138,19 @@ class NegativeControl : public Ops {
   void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override {
     inner_->latent_attention(cache, args);
   }
+  bool supports_shared_latents() const override { return inner_->supports_shared_latents(); }
+  void fake_quantise(Tensor x, FakeFormat format) override { inner_->fake_quantise(x, format); }
+  void pool_latents(const RowCache& cache, const PoolLatentsArgs& args) override { inner_->pool_latents(cache, args); }
+  RopeTable window_rope_table(const RowBatch& rows, const Vector& inv_freq, int64_t tokens) override {
+    return inner_->window_rope_table(rows, inv_freq, tokens);
+  }
+  void write_windows(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override {
+    inner_->write_windows(cache, layer, values, rows);
+  }
+  std::vector<int32_t> numbers_before(const RowCache& cache, int64_t layer, const RowBatch& rows,
+                                      int64_t count) override {
+    return inner_->numbers_before(cache, layer, rows, count);
+  }
   void mamba2(const Mamba2Args& args) override { inner_->mamba2(args); }
   bool supports_gated_streams() const override { return inner_->supports_gated_streams(); }
   void scaled_silu(Tensor x, float scale) override { inner_->scaled_silu(x, scale); }
@@ -150,6 +163,12 @@ class NegativeControl : public Ops {
     return inner_->tokens_before(rows, layer, count);
   }
   void pool_means(RowCache& cache, const PoolMeansArgs& args) override { inner_->pool_means(cache, args); }
+  bool supports_block_drafts() const override { return inner_->supports_block_drafts(); }
+  void mean_streams(Tensor x, int64_t streams, Tensor out) override { inner_->mean_streams(x, streams, out); }
+  void block_conv(const BlockConvArgs& args) override { inner_->block_conv(args); }
+  void block_attention(const KvCache& cache, int64_t layer, const BlockAttentionArgs& args) override {
+    inner_->block_attention(cache, layer, args);
+  }
   void select_windows(const RowCache& cache, const SelectWindowsArgs& args) override {
     inner_->select_windows(cache, args);
   }

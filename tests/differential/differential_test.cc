@@ -88,7 +88,7 @@ void check_golden(const std::string& name, const TesterReport& report) {
 
 // What a sample must contain to mean anything: every value of every axis, and windows of which some drafts were kept
 // and some were not.
-void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) {
+void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp, bool has_drafter = false) {
   std::set<std::string> seen;
   uint64_t drafted = 0;
   uint64_t accepted = 0;
@@ -116,6 +116,7 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp) 
     wanted.insert(fmt::format("schedule {}", schedule));
   }
   if (has_mtp) wanted.insert("mtp");
+  if (has_drafter) wanted.insert("dflash");
   wanted.insert(axes.transports.begin(), axes.transports.end());
   for (const int world : axes.worlds) wanted.insert(fmt::format("world {}", world));
   for (const int threads : axes.threads) wanted.insert(fmt::format("threads {}", threads));
@@ -163,7 +164,8 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
 INSTANTIATE_TEST_SUITE_P(Models, Differential,
                          ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe",
                                            "qwen3_next", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next",
-                                           "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "sprout"),
+                                           "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "deepseek_v41",
+                                           "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
 // Protects: rows that stand for 128 tokens, two pages, where drafts that are rejected have completed one, and where a
@@ -185,6 +187,73 @@ TEST(DifferentialLongWindows, PooledAcrossPages) {
   check_coverage(*report, options.axes, false);
 }
 
+// Protects: the same where activations that the model rounds are left as they are; and that the two are not one.
+TEST(DifferentialPrecision, FullHasBitsOfItsOwnInEveryCell) {
+  TesterOptions options = options_for("deepseek_v41");
+  options.precision = "full";
+  options.axes.worlds = {1, 3, 8};
+  options.axes.variants = {available_isas().front()};
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::ostringstream table;
+  print_report(*report, report->different > 0, table);
+  EXPECT_EQ(report->different, 0u) << table.str();
+  check_coverage(*report, options.axes, false);
+  check_golden("deepseek_v41:full", *report);
+  EXPECT_NE(read_golden().at("deepseek_v41:full").greedy, read_golden().at("deepseek_v41").greedy);
+}
+
+// A target and a block drafter for it, for cells that draft with it beside the others.
+TesterOptions with_drafter(const std::string& target, const std::string& drafter) {
+  TesterOptions options = options_for(target);
+  options.drafter_dir = folder(drafter);
+  options.axes.variants = {available_isas().front(), "portable"};
+  options.axes.worlds = {1, 3, 8};
+  options.axes.widths = {2, 5, 8};
+  options.axes.chunks = {7, 64, 0};
+  return options;
+}
+
+void expect_no_difference(const TesterOptions& options, bool has_mtp) {
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::ostringstream table;
+  print_report(*report, report->different > 0, table);
+  EXPECT_EQ(report->different, 0u) << table.str();
+  check_coverage(*report, options.axes, has_mtp, true);
+  uint64_t drafted = 0;
+  for (const CellOutcome& outcome : report->cells) {
+    if (outcome.cell.draft == CellDraft::kDflash) drafted += outcome.drafted;
+  }
+  EXPECT_GT(drafted, 0u);
+}
+
+// Protects: block drafters leave no mark, whatever is kept of their drafts: with random weights nearly nothing, on a
+// target with an MTP layer and recurrent states; where nothing but the drafter drafts, too.
+TEST(DifferentialDrafters, BlocksLeaveNoMark) {
+  expect_no_difference(with_drafter("qwen3_5", "dflash2"), true);
+  expect_no_difference(with_drafter("qwen3", "dflash"), false);
+}
+
+// Protects: the same where drafts are kept, many at once, in windows of every kind and states that move about.
+TEST(DifferentialDrafters, KeptBlocksLeaveNoMark) {
+  TesterOptions options = with_drafter("follower", "follower_dflash");
+  options.prompt_tokens = 70;
+  options.reply_tokens = 40;  // its cycle is 8 tokens: what is drafted is right from the tenth on
+  const absl::StatusOr<TesterReport> report = run_tester(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->different, 0u);
+  EXPECT_NE(report->greedy_hash, report->sampled_hash);
+  uint64_t drafted = 0;
+  uint64_t accepted = 0;
+  for (const CellOutcome& outcome : report->cells) {
+    if (outcome.cell.draft != CellDraft::kDflash || outcome.cell.sampled) continue;
+    drafted += outcome.drafted;
+    accepted += outcome.accepted;
+  }
+  EXPECT_GT(accepted * 5, drafted) << "hardly any draft of a block was kept";
+}
+
 // Cells that a broken kernel must show up in, for a quick negative control.
 TesterOptions with_negative_control(const std::string& name) {
   TesterOptions options = options_for(name);
@@ -199,8 +268,8 @@ TesterOptions with_negative_control(const std::string& name) {
 // Protects: the tester's own worth. An op whose order reads the row count is caught, and its place is named: the first
 // position, layer and op that differ.
 TEST(DifferentialNegativeControl, IsCaughtAndNamed) {
-  for (const char* name :
-       {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next", "deepseek_v4"}) {
+  for (const char* name : {"llama", "qwen3_5", "mlx_4bit", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next",
+                           "deepseek_v4", "deepseek_v41"}) {
     SCOPED_TRACE(name);
     TesterOptions options = with_negative_control(name);
     options.stop_after = 1;
@@ -249,7 +318,7 @@ TEST(DifferentialNegativeControl, SingleRowsMatchTheReference) {
 TEST(DifferentialCells, SampleCoversEveryPair) {
   Axes axes;
   axes.variants = {"x", "y", "z"};
-  const std::vector<Cell> all = product(axes, true, 8);
+  const std::vector<Cell> all = product(axes, true, true, 8);
   const std::vector<Cell> sample = pairwise_sample(all, 0);
   EXPECT_LT(sample.size(), all.size() / 20);
   const auto values = [](const Cell& cell) {
@@ -279,8 +348,9 @@ TEST(DifferentialCells, SampleCoversEveryPair) {
 TEST(DifferentialCells, ProductHasWhatTheModelAllows) {
   Axes axes;
   axes.variants = {"x"};
-  EXPECT_EQ(product(axes, true, 8).size(), (1 + 4 * 2) * 2 * (1 + 4 * 7) * 4 * 2 * 5 * 2u);
-  for (const Cell& cell : product(axes, false, 4)) {
+  EXPECT_EQ(product(axes, true, true, 8).size(), (1 + 4 * 2) * 2 * (1 + 5 * 7) * 4 * 2 * 5 * 2u);
+  EXPECT_EQ(product(axes, true, false, 8).size(), (1 + 4 * 2) * 2 * (1 + 4 * 7) * 4 * 2 * 5 * 2u);
+  for (const Cell& cell : product(axes, false, false, 4)) {
     EXPECT_LE(cell.world, 4);
     EXPECT_NE(cell.draft, CellDraft::kMtp);
     EXPECT_TRUE(cell.world > 1 || cell.transport == "local");

@@ -179,23 +179,34 @@ std::vector<float> exl3_values(const Checkpoint& checkpoint, const std::string& 
   return values;
 }
 
+// The scale of value [row, col]: of `block_cols` values of a row, or of a square block.
+double scale_of(const OwnedTensor& scales, const std::vector<float>& floats, const StoredModule& stored, int64_t row,
+                int64_t col) {
+  const bool byte = floats.empty();
+  int64_t at = 0;
+  if (stored.block_cols > 0) {
+    at = row * scales.shape[1] + col / stored.block_cols;
+  } else if (!scales.shape.empty()) {
+    const int64_t block = byte ? 32 : 128;  // of these fixtures
+    at = row / block * scales.shape[1] + col / block;
+  }
+  if (!byte) return double{floats[static_cast<size_t>(at)]};
+  const int code = std::to_integer<int>(scales.bytes[static_cast<size_t>(at)]);
+  return scales.dtype == Dtype::kF8E8m0 ? std::ldexp(1.0, code - 127) : e4m3(code);
+}
+
 std::vector<float> small_float_values(const OwnedTensor& tensor, const OwnedTensor& scales, double global,
                                       const StoredModule& stored, const std::vector<int64_t>& shape, bool to_bf16) {
-  const bool fp4 = stored.kind == StoredKind::kNvfp4;
-  const std::vector<float> block_scales = fp4 ? std::vector<float>() : floats_of(scales);
+  const bool fp4 = stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4;
+  const bool bytes = scales.dtype == Dtype::kF8E8m0 || scales.dtype == Dtype::kF8E4m3;
+  const std::vector<float> floats = bytes ? std::vector<float>() : floats_of(scales);
   std::vector<float> values;
   for (int64_t row = 0; row < shape[0]; ++row) {
     for (int64_t col = 0; col < shape[1]; ++col) {
       const int byte =
           std::to_integer<int>(tensor.bytes[static_cast<size_t>(row * tensor.shape[1] + (fp4 ? col / 2 : col))]);
       const double value = fp4 ? e2m1(byte >> (col % 2 * 4) & 15) : e4m3(byte);
-      double scale = 0;
-      if (fp4) {
-        scale = e4m3(std::to_integer<int>(scales.bytes[static_cast<size_t>(row * scales.shape[1] + col / 16)]));
-      } else {
-        const int64_t at = scales.shape.empty() ? 0 : row / 128 * scales.shape[1] + col / 128;
-        scale = static_cast<double>(block_scales[static_cast<size_t>(at)]);
-      }
+      const double scale = scale_of(scales, floats, stored, row, col);
       const double exact = stored.divide ? value * scale / global : value * scale * global;
       values.push_back(to_bf16 ? bf16_of(exact) : static_cast<float>(exact));
     }
@@ -210,6 +221,10 @@ std::string plain_copy(const std::string& dir, bool to_bf16 = false) {
   std::vector<OwnedTensor> tensors;
   for (const OwnedTensor& tensor : copy.tensors) {
     const size_t dot = tensor.name.rfind('.');
+    if (dot == std::string::npos) {
+      tensors.push_back(tensor);
+      continue;
+    }
     const std::string module = tensor.name.substr(0, dot), suffix = tensor.name.substr(dot);
     const auto stored = find_stored(**checkpoint, module);
     if (!stored) tensors.push_back(tensor);
@@ -221,7 +236,8 @@ std::string plain_copy(const std::string& dir, bool to_bf16 = false) {
       out.set_floats(exl3_values(**checkpoint, module, out.shape[0], out.shape[1], to_bf16));
     } else {
       const std::string global = module + std::string(stored->global_scale);
-      out.shape = {tensor.shape[0], tensor.shape[1] * (stored->kind == StoredKind::kNvfp4 ? 2 : 1)};
+      const bool fp4 = stored->kind == StoredKind::kNvfp4 || stored->kind == StoredKind::kMxfp4;
+      out.shape = {tensor.shape[0], tensor.shape[1] * (fp4 ? 2 : 1)};
       out.set_floats(small_float_values(tensor, copy.at(module + std::string(stored->scales)),
                                         stored->global_scale.empty() ? 1.0 : double{floats_of(copy.at(global))[0]},
                                         *stored, out.shape, to_bf16));
@@ -232,15 +248,24 @@ std::string plain_copy(const std::string& dir, bool to_bf16 = false) {
   boost::json::object json = boost::json::parse(copy.config).as_object();
   EXPECT_EQ(json.erase("quantization_config"), 1u);
   copy.config = boost::json::serialize(json);
-  return copy.write("plain");
+  const std::string written = copy.write("plain");
+  if (std::filesystem::exists(dir + "/tokenizer.json")) {
+    std::filesystem::copy_file(dir + "/tokenizer.json", written + "/tokenizer.json");
+  }
+  return written;
 }
 
 constexpr const char* kStored[] = {"fp8_block",     "fp8_tensor",     "nvfp4_modelopt", "nvfp4_compressed_tensors",
                                    "exl3_mcg_4bit", "exl3_mul1_3bit", "exl3_3inst_4bit"};
 
-// Protects: the same of FP8, NVFP4 and EXL3, cut inside their blocks too.
+// Released DeepSeek checkpoints: FP8 with blocks of 32 x 32 and e8m0, MXFP4, rows of FP8 with e8m0 for 32.
+constexpr const char* kReleased[] = {"deepseek_v4_quantised", "deepseek_v41"};
+
+// Protects: the same of FP8, FP4 and EXL3, cut inside their blocks too.
 TEST(Weights, StoredFormatsGiveTheBitsOfTheirPlainCopies) {
-  for (const char* name : kStored) {
+  std::vector<const char*> names(std::begin(kStored), std::end(kStored));
+  names.insert(names.end(), std::begin(kReleased), std::end(kReleased));
+  for (const char* name : names) {
     SCOPED_TRACE(name);
     const std::vector<std::vector<float>> expected = logits_of(plain_copy(kFixtures + name), 1);
     for (const int world : {1, 2, 4, 8}) {

@@ -133,7 +133,7 @@ def array(form: str, *values) -> bytes:
 
 
 def sequence(slot, fresh, mtp, position, accepted, certain, mtp_steps, tokens, pages, wants, snapshot=0xFFFFFFFF):
-    head = struct.pack("<IBBIQIII", slot, fresh, mtp, snapshot, position, accepted, certain, mtp_steps)
+    head = struct.pack("<IBBIQIIIBI", slot, fresh, mtp, snapshot, position, accepted, certain, mtp_steps, 0, 0)
     rows = b"".join(struct.pack("<II", *want) for want in wants)
     return head + array("i", *tokens) + array("i", *pages) + struct.pack("<I", len(wants)) + rows
 

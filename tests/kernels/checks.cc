@@ -13,9 +13,10 @@ void Checker::expect(bool ok, const std::string& what) {
 std::span<const NamedCheck> all_checks() {
   static const std::vector<NamedCheck> checks = [] {
     std::vector<NamedCheck> all;
-    for (const auto& part : {numerics_checks(), vector_math_checks(), matmul_checks(), rowwise_checks(),
-                             attention_checks(), delta_net_checks(), expert_checks(), state_checks(), mamba2_checks(),
-                             stream_checks(), latent_checks(), golden_checks()}) {
+    for (const auto& part :
+         {numerics_checks(), vector_math_checks(), matmul_checks(), rowwise_checks(), attention_checks(),
+          delta_net_checks(), expert_checks(), state_checks(), mamba2_checks(), stream_checks(), latent_checks(),
+          shared_latent_checks(), block_checks(), golden_checks()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

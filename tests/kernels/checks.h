@@ -89,6 +89,8 @@ std::vector<NamedCheck> state_checks();
 std::vector<NamedCheck> mamba2_checks();
 std::vector<NamedCheck> stream_checks();
 std::vector<NamedCheck> latent_checks();
+std::vector<NamedCheck> shared_latent_checks();
+std::vector<NamedCheck> block_checks();
 std::vector<NamedCheck> golden_checks();
 
 /// Of the router's and the experts' results on fixed inputs, for the golden checks (expert_checks.cc).
@@ -104,6 +106,10 @@ uint64_t chosen_keys_hash(Ops& ops);
 /// Of operations on latents (latent_checks.cc).
 uint64_t hyper_streams_hash(Ops& ops);
 uint64_t latents_hash(Ops& ops);
+/// Of those that layers share (shared_latent_checks.cc).
+uint64_t shared_latents_hash(Ops& ops);
+/// Of attention of blocks (block_checks.cc).
+uint64_t block_hash(Ops& ops);
 
 /// A batch of row groups for ops that look at nothing else.
 inline RowBatch batch_of(std::span<const RowGroup> groups) {

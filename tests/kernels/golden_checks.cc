@@ -25,7 +25,8 @@ constexpr Golden kGolden[] = {
     {"ungated_experts", 0xf3ccf67ab1acdb41}, {"mamba2", 0x44ae7d0384af85a5},
     {"streams", 0x2c7f079a23658441},         {"chosen_keys", 0x5a5228cda206f057},
     {"kimi_delta", 0xc1dabf0a9abc9b18},      {"hyper_streams", 0xa15abd5166b694b4},
-    {"latents", 0x53f0780f7a37a15c},
+    {"latents", 0x53f0780f7a37a15c},         {"shared_latents", 0xacdeb34fa106ddcc},
+    {"block", 0x5ac0fbbc75d73b95},
 };
 
 void compare(Checker& c, const std::string& variant, const std::string& name, uint64_t hash) {
@@ -165,12 +166,14 @@ void golden_ops(Checker& c) {
     compare(c, v.name, "kimi_delta", delta_net_hash(ops, true));
     compare(c, v.name, "hyper_streams", hyper_streams_hash(ops));
     compare(c, v.name, "latents", latents_hash(ops));
+    compare(c, v.name, "shared_latents", shared_latents_hash(ops));
     compare(c, v.name, "router", router_hash(ops));
     compare(c, v.name, "experts", experts_hash(ops));
     compare(c, v.name, "ungated_experts", ungated_experts_hash(ops));
     compare(c, v.name, "mamba2", mamba2_hash(ops));
     compare(c, v.name, "streams", streams_hash(ops));
     compare(c, v.name, "chosen_keys", chosen_keys_hash(ops));
+    compare(c, v.name, "block", block_hash(ops));
   }
 }
 

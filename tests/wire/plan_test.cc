@@ -81,7 +81,7 @@ TEST(WirePlan, LayoutIsTheDocumentedOne) {
   sequence.wants = {{0, 1}};
   plan.sequences = {sequence};
   const std::vector<std::byte> bytes = encode_plan(plan);
-  EXPECT_EQ(bytes.size(), 111u);
+  EXPECT_EQ(bytes.size(), 116u);
   const char* const magic = "TFPN";
   EXPECT_EQ(std::memcmp(bytes.data(), magic, 4), 0);
   EXPECT_EQ(bytes[4], std::byte{kPlanVersion});
@@ -120,6 +120,15 @@ TEST(WirePlan, RefusesEveryBreach) {
       {"snapshot for one that goes on", sequence([](SequencePlan& s) { s.snapshot = 1; }), "goes on and starts from"},
       {"snapshot at 0", sequence([](SequencePlan& s) { s.fresh = true, s.snapshot = 1, s.first_position = 0; }),
        "snapshot at position 0"},
+      {"block drafts without a drafter", sequence([](SequencePlan& s) { s.block_drafts = 1; }),
+       "drafts of a block without a block drafter"},
+      {"both drafters", sequence([](SequencePlan& s) {
+         s.use_mtp = s.use_block = true;
+         s.mtp_steps = s.block_drafts = 1;
+       }),
+       "MTP steps beside drafts of a block"},
+      {"endless block", sequence([](SequencePlan& s) { s.use_block = true, s.block_drafts = ~0u, s.wants.clear(); }),
+       "4294967296 tentative rows"},
       {"MTP steps without MTP", sequence([](SequencePlan& s) { s.mtp_steps = 1; }), "MTP steps without MTP"},
       {"position", sequence([](SequencePlan& s) { s.first_position = uint64_t{kMaxPages} * 64 - 1; }),
        "from position 67108863", "67108864"},
@@ -334,7 +343,7 @@ TEST(WirePlan, HostileLengthsDoNotAllocate) {
   PassPlan plan = small_plan();
   plan.sequences[0].wants.clear();
   const std::vector<std::byte> bytes = encode_plan(plan);
-  const size_t tokens = kPlanHeader + 4 + 2 + 4 + 8 + 12;
+  const size_t tokens = kPlanHeader + 4 + 2 + 4 + 8 + 12 + 5;
   const size_t pages = tokens + 4 + 8;
   const size_t wants = pages + 4;
   for (const size_t at : {kPlanHeader - 8, kPlanHeader - 4, tokens, pages, wants}) {

@@ -66,7 +66,15 @@ inline PassPlan sample_plan() {
   resumed.certain = 2;
   resumed.tokens = {4, 5};
   resumed.new_pages = {5, 6, 7};
-  plan.sequences = {prompt, window, resumed};
+  SequencePlan block;
+  block.slot = 6;
+  block.use_block = true;
+  block.first_position = 40;
+  block.certain = 1;
+  block.block_drafts = 7;
+  block.tokens = {3};
+  block.wants = {{0, 1}, {7, 1}};
+  plan.sequences = {prompt, window, resumed, block};
   return plan;
 }
 

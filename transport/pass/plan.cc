@@ -54,6 +54,8 @@ void put_sequence(ByteWriter& writer, const SequencePlan& sequence) {
   writer.put(sequence.accepted);
   writer.put(sequence.certain);
   writer.put(sequence.mtp_steps);
+  writer.put(static_cast<uint8_t>(sequence.use_block));
+  writer.put(sequence.block_drafts);
   writer.put_array(std::span<const int32_t>(sequence.tokens));
   writer.put_array(std::span<const int32_t>(sequence.new_pages));
   writer.put(static_cast<uint32_t>(sequence.wants.size()));
@@ -83,6 +85,8 @@ SequencePlan get_sequence(ByteReader& reader) {
   sequence.accepted = reader.get<uint32_t>();
   sequence.certain = reader.get<uint32_t>();
   sequence.mtp_steps = reader.get<uint32_t>();
+  sequence.use_block = get_flag(reader);
+  sequence.block_drafts = reader.get<uint32_t>();
   sequence.tokens = reader.get_array<int32_t>(kMaxPassRows);
   sequence.new_pages = reader.get_array<int32_t>(kMaxPages);
   const uint32_t wants = reader.get<uint32_t>();
@@ -114,7 +118,7 @@ absl::Status validate_sequence(const SequencePlan& sequence) {
   const auto bad = [&](const std::string& why) {
     return absl::InvalidArgumentError(fmt::format("plan: slot {}: {}", sequence.slot, why));
   };
-  const uint64_t rows = sequence.tokens.size() + sequence.mtp_steps;
+  const uint64_t rows = sequence.tokens.size() + sequence.drafted();
   if (sequence.slot >= kMaxSlots) return bad(fmt::format("slots end at {}", kMaxSlots - 1));
   if (sequence.tokens.empty()) return bad("no tokens");
   if (sequence.certain == 0 || sequence.certain > sequence.tokens.size()) {
@@ -132,6 +136,8 @@ absl::Status validate_sequence(const SequencePlan& sequence) {
     return bad("a fresh slot without a snapshot has nothing to accept");
   }
   if (sequence.mtp_steps != 0 && !sequence.use_mtp) return bad("MTP steps without MTP");
+  if (sequence.block_drafts != 0 && !sequence.use_block) return bad("drafts of a block without a block drafter");
+  if (sequence.block_drafts != 0 && sequence.mtp_steps != 0) return bad("MTP steps beside drafts of a block");
   constexpr uint64_t kPositions = uint64_t{kMaxPages} * 64;
   if (rows > kPositions || sequence.first_position > kPositions - rows) {
     return bad(fmt::format("{} rows from position {}, positions end at {}", rows, sequence.first_position, kPositions));
@@ -168,7 +174,7 @@ absl::Status validate_sequence(const SequencePlan& sequence) {
 
 uint64_t PassPlan::rows() const {
   uint64_t total = 0;
-  for (const SequencePlan& sequence : sequences) total += sequence.tokens.size() + sequence.mtp_steps;
+  for (const SequencePlan& sequence : sequences) total += sequence.tokens.size() + sequence.drafted();
   return total;
 }
 

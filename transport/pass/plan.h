@@ -17,7 +17,7 @@
 
 namespace tensorfold {
 
-inline constexpr uint32_t kPlanVersion = 3;
+inline constexpr uint32_t kPlanVersion = 4;
 inline constexpr uint32_t kMaxSlots = 1024;
 inline constexpr uint32_t kMaxPassRows = 16384;
 inline constexpr uint32_t kMaxWindow = 16;       // rows of a verify window: the certain one and its drafts
@@ -46,10 +46,15 @@ struct SequencePlan {
   uint32_t accepted = 0;            // tentative rows of the slot's previous window that are now committed
   uint32_t certain = 0;             // leading tokens that cannot be rejected
   uint32_t mtp_steps = 0;           // draft this many tokens with the MTP layer and append them as tentative rows
+  bool use_block = false;           // keep the block drafter's keys up to date for this sequence
+  uint32_t block_drafts = 0;        // draft this many tokens with the block drafter and append them; not with mtp_steps
   std::vector<int32_t> tokens;
   std::vector<int32_t> new_pages;  // appended to the slot's page table before the pass
   std::vector<RowWant> wants;
   bool operator==(const SequencePlan&) const = default;
+
+  /// Rows that the ranks draft themselves, behind `tokens`.
+  uint64_t drafted() const { return uint64_t{mtp_steps} + block_drafts; }
 };
 
 enum class PlanKind : uint8_t { kForward = 1, kPing = 2, kStop = 3 };

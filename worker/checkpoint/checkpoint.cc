@@ -69,9 +69,13 @@ std::vector<std::string> safetensors_in(const std::string& dir) {
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& dir) {
   absl::StatusOr<ModelConfig> config = read_config(dir);
   if (!config.ok()) return config.status();
+  return open(dir, *std::move(config));
+}
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& dir, ModelConfig config) {
   std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
   checkpoint->dir_ = dir;
-  checkpoint->config_ = std::move(*config);
+  checkpoint->config_ = std::move(config);
 
   absl::StatusOr<std::string> index = read_text_file((fs::path(dir) / kIndex).string(), kMaxIndexBytes);
   if (index.ok()) {

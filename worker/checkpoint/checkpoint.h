@@ -30,6 +30,8 @@ class Checkpoint : public TensorSource {
   /// Reads the configuration (and refuses by it, see read_config), then maps and checks every weight file. The index,
   /// if there is one, must agree with its shards in both directions. Errors name file and tensor.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> open(const std::string& dir);
+  /// The same with a configuration that the caller has read.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> open(const std::string& dir, ModelConfig config);
 
   const std::string& dir() const override { return dir_; }
   const ModelConfig& config() const override { return config_; }

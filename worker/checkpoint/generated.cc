@@ -105,7 +105,8 @@ absl::StatusOr<std::unique_ptr<GeneratedCheckpoint>> GeneratedCheckpoint::create
     return absl::InvalidArgumentError(
         fmt::format("format {}: there are {}", quoted_name(format), fmt::join(generated_formats(), ", ")));
   }
-  if (config.count(LayerKind::kMamba2) > 0 || config.count(LayerKind::kNone) > 0 || config.gated_streams.count > 0) {
+  if (config.count(LayerKind::kMamba2) > 0 || config.count(LayerKind::kNone) > 0 || config.gated_streams.count > 0 ||
+      is_latent(config.family)) {
     return absl::UnimplementedError(
         fmt::format("{}: weights of {} are not made up here, only read", label, family_name(config.family)));
   }

@@ -33,8 +33,11 @@ std::string kind_of(std::string_view path, Skip skip) {
   if (path.starts_with("lm_head.") || path.starts_with("head.")) return "head";
   if (path.find("hc_") != std::string_view::npos) return "streams";
   if (path.find(".mixer.") != std::string_view::npos) return kind_of_mixer(path);
-  if (path.find("ngram_embedding.") != std::string_view::npos) return "n-gram tables";
-  if (path.find(".ple.") != std::string_view::npos) return "n-grams";
+  if (path.find("ngram_embedding.") != std::string_view::npos ||
+      path.find(".engram.embed.") != std::string_view::npos) {
+    return "n-gram tables";
+  }
+  if (path.find(".engram.") != std::string_view::npos || path.find(".ple.") != std::string_view::npos) return "n-grams";
   if (path.find("hyper_connection") != std::string_view::npos) return "streams";
   if (path.find(".indexer.") != std::string_view::npos) return "indexer";
   const bool norm = path.ends_with("norm.weight") || path.ends_with("norm_f.weight");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "worker/checkpoint/deepseek_v41_config.h"
 #include "worker/checkpoint/safetensors.h"
 
 namespace tensorfold {
@@ -157,7 +158,8 @@ void parse_glm5_next(FieldReader& fields, ModelConfig& config) {
   config.mtp_layers = fields.integer("num_nextn_predict_layers", 0, 1, 0);
 }
 
-// --- deepseek_v4 --------------------------------------------------------------------------------------------------
+// --- deepseek_v4, deepseek_v41
+// --------------------------------------------------------------------------------------------------
 
 // One rotation, from its own object or the flat keys of `fields`.
 RopeConfig parse_rotation(FieldReader& fields, FieldReader* nested, double theta, int64_t dims) {
@@ -268,7 +270,7 @@ void parse_v4_layers(FieldReader& fields, ModelConfig& config) {
   }
 }
 
-void parse_deepseek_v4(FieldReader& fields, ModelConfig& config) {
+void parse_deepseek(FieldReader& fields, ModelConfig& config) {
   LatentConfig& latent = config.latent;
   if (fields.integer("num_key_value_heads", 1, 1024, 1) != 1) fields.refuse("num_key_value_heads", "1");
   config.head_dim = latent.kv_rank = latent.key_dim = fields.integer("head_dim", 8, 4096);
@@ -284,7 +286,8 @@ void parse_deepseek_v4(FieldReader& fields, ModelConfig& config) {
   if (config.heads % latent.out_groups != 0) fields.refuse("o_groups", "a divisor of num_attention_heads");
   parse_v4_rope(fields, config);
   if (fields.ok() && config.rope.dims > latent.index_dim) fields.refuse("index_head_dim", "at least qk_rope_head_dim");
-  parse_v4_layers(fields, config);
+  if (config.family == Family::kDeepseekV4) parse_v4_layers(fields, config);
+  if (config.family == Family::kDeepseekV41) parse_deepseek_v41(fields, config);
   parse_router(fields, config);
   const std::string score = fields.string("scoring_func", "sqrtsoftplus");
   config.experts.sqrt_softplus = score == "sqrtsoftplus";
@@ -309,7 +312,7 @@ void parse_latent(FieldReader& fields, ModelConfig& config) {
   parse_streams(fields, config);
   if (!fields.ok()) return;
   if (config.family == Family::kGlm5Next) parse_glm5_next(fields, config);
-  if (config.family == Family::kDeepseekV4) parse_deepseek_v4(fields, config);
+  if (is_deepseek(config.family)) parse_deepseek(fields, config);
 }
 
 std::string latent_text(const ModelConfig& c) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <set>
 
+#include "worker/checkpoint/deepseek_v41_config.h"
 #include "worker/checkpoint/json_fields.h"
 #include "worker/checkpoint/latent_config.h"
 #include "worker/checkpoint/nemotron_config.h"
@@ -41,7 +42,9 @@ const std::vector<FamilyRow>& family_rows() {
       {"qwen4_exp_text", Family::kQwen4Exp, {"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"}},
       {"glm5_next", Family::kGlm5Next, {"Glm5NextForConditionalGeneration", "Glm5NextForCausalLM"}},
       {"glm5_next_text", Family::kGlm5Next, {"Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"}},
-      {"deepseek_v4", Family::kDeepseekV4, {"DeepseekV4ForCausalLM"}}};
+      {"deepseek_v4", Family::kDeepseekV4, {"DeepseekV4ForCausalLM"}},
+      {"deepseek_v41", Family::kDeepseekV41, {"DeepseekV41ForCausalLM"}},
+      {"deepseek_v41_text", Family::kDeepseekV41, {"DeepseekV41ForCausalLM"}}};
   return rows;
 }
 
@@ -77,7 +80,8 @@ absl::StatusOr<const object*> find_text_config(const object& config, const Famil
   const object* text = fields.object("text_config");
   if (!fields.ok()) return fields.status();
   if (text == nullptr) return text;
-  constexpr std::array<std::string_view, 4> kComposite = {"qwen3_5", "qwen3_5_moe", "qwen4_exp", "glm5_next"};
+  constexpr std::array<std::string_view, 5> kComposite = {"qwen3_5", "qwen3_5_moe", "qwen4_exp", "glm5_next",
+                                                          "deepseek_v41"};
   if (std::find(kComposite.begin(), kComposite.end(), row.model_type) == kComposite.end()) {
     return absl::InvalidArgumentError(fmt::format("{}: model_type {} has a text_config; only {} are read with one",
                                                   label, row.model_type, fmt::join(kComposite, ", ")));
@@ -401,6 +405,8 @@ std::string_view family_name(Family family) {
       return "glm5_next";
     case Family::kDeepseekV4:
       return "deepseek_v4";
+    case Family::kDeepseekV41:
+      return "deepseek_v41";
   }
   return "unknown";
 }
@@ -410,7 +416,19 @@ bool is_hybrid(Family family) {
          family == Family::kQwen4Exp;
 }
 
-bool is_latent(Family family) { return family == Family::kGlm5Next || family == Family::kDeepseekV4; }
+bool is_deepseek(Family family) { return family == Family::kDeepseekV4 || family == Family::kDeepseekV41; }
+
+bool is_latent(Family family) { return family == Family::kGlm5Next || is_deepseek(family); }
+
+std::string_view precision_name(Precision precision) { return precision == Precision::kFull ? "full" : "checkpoint"; }
+
+absl::StatusOr<Precision> parse_precision(std::string_view name) {
+  for (const Precision precision : {Precision::kCheckpoint, Precision::kFull}) {
+    if (name == precision_name(precision)) return precision;
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("precision is {}; allowed: checkpoint, full", quoted_name(std::string(name))));
+}
 
 bool has_experts(Family family) {
   return family == Family::kQwen3Moe || family == Family::kQwen3Next || family == Family::kQwen3_5Moe ||
@@ -425,7 +443,7 @@ std::string canonical_text(const ModelConfig& c) {
   std::string kinds;
   for (LayerKind kind : c.layers) kinds += letter_of(kind);
   const std::string quantization = canonical_text(c.quantization);
-  return experts_text(c) + mamba2_text(c) + qwen4_text(c) + yarn_text(c.rope) + latent_text(c) +
+  return experts_text(c) + mamba2_text(c) + qwen4_text(c) + yarn_text(c.rope) + latent_text(c) + deepseek_v41_text(c) +
          fmt::format(
              "family={} hidden={} intermediate={} vocab={} heads={} kv_heads={} head_dim={} eps={:a} positions={}\n"
              "rope type={} theta={:a} dims={} factor={:a} low={:a} high={:a} original={}\n"

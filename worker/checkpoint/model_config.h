@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,15 +23,27 @@ enum class Family : uint8_t {
   kNemotronH,
   kQwen4Exp,
   kGlm5Next,
-  kDeepseekV4
+  kDeepseekV4,
+  kDeepseekV41
 };
 std::string_view family_name(Family family);
 /// Gated delta net layers between gated attention layers: qwen3_next, qwen3_5, qwen3_5_moe, qwen4_exp.
 bool is_hybrid(Family family);
-/// Attention over latents and residuals of several streams: glm5_next, deepseek_v4.
+/// Attention over latents and residuals of several streams: glm5_next, deepseek_v4, deepseek_v41.
 bool is_latent(Family family);
 /// Mixtures of experts in some or all layers.
 bool has_experts(Family family);
+
+/// deepseek_v4 and deepseek_v41, whose layers have much in common.
+bool is_deepseek(Family family);
+
+/// What activations are where a family rounds some of them as part of its definition (deepseek_v41): rounded so, or
+/// left as they are. In all other families both are the same.
+enum class Precision : uint8_t { kCheckpoint, kFull };
+/// "checkpoint", "full".
+std::string_view precision_name(Precision precision);
+/// InvalidArgument with the allowed names.
+absl::StatusOr<Precision> parse_precision(std::string_view name);
 
 /// What mixes tokens in a layer; kNone in a block that is an MLP or experts alone. deepseek_v4's: a window of the last
 /// tokens; the window and chosen pooled rows; the window and all pooled rows.
@@ -158,6 +171,35 @@ struct LatentConfig {
   std::vector<bool> experts_by_token;  // by layer: a table gives each token's experts
 };
 
+/// Pooled rows, and the choice of them, that layers share with later ones (deepseek_v41). By layer; empty elsewhere.
+struct SharedLatentsConfig {
+  std::vector<int64_t> tokens;        // of a pooled row; 0: the layer attends to its window alone
+  std::vector<int64_t> kv_source;     // the layer that makes the pooled rows; -1: none
+  std::vector<int64_t> index_source;  // the layer that chooses among them; -1: none
+  // This layer also chooses blocks of pooled rows, inside which later layers choose; -1: none does.
+  int64_t candidate_layer = -1;
+  int64_t candidate_blocks = 0;
+  int64_t candidate_block = 0;  // pooled rows of one
+
+  bool makes_rows(int64_t layer) const { return kv_source[static_cast<size_t>(layer)] == layer; }
+  bool chooses(int64_t layer) const { return index_source[static_cast<size_t>(layer)] == layer; }
+};
+
+/// Hashed n-grams of token classes: tables that some layers add to their streams (deepseek_v41).
+struct EngramConfig {
+  std::vector<int64_t> layers;      // ascending; empty: none
+  std::vector<int64_t> table_rows;  // of each of them, all heads together
+  int64_t size = 0;                 // longest n-gram, from 2
+  int64_t heads_per_size = 0;
+  int64_t head_dim = 0;
+  int64_t table_base = 0;  // tables have distinct primes of rows, from here on
+  int64_t pad_token = 0;   // stands for what was before the start of a text
+  int64_t classes = 0;     // of tokens
+  /// A token's class, from tokenizer.json; null until a loader has read it.
+  std::shared_ptr<const std::vector<int32_t>> class_of;
+  int64_t heads() const { return (size - 1) * heads_per_size; }
+};
+
 /// A residual of several streams that hyper-connections mix.
 struct StreamsConfig {
   int64_t count = 0;  // 0: a plain residual
@@ -188,9 +230,12 @@ struct ModelConfig {
   NgramConfig ngrams;
   LatentConfig latent;  // all 0 in families of plain attention; head_dim is then that of the values
   StreamsConfig streams;
-  double swiglu_limit = 0.0;        // over 0: gates and ups of MLPs and experts are clamped
-  bool attn_output_gate = false;    // q_proj holds a gate beside each head's query
-  bool qk_norm = false;             // q_norm and k_norm before the rotation
+  SharedLatentsConfig shared_latents;
+  EngramConfig engram;
+  Precision precision = Precision::kCheckpoint;  // the loader's choice, not the file's: no part of canonical_text
+  double swiglu_limit = 0.0;                     // over 0: gates and ups of MLPs and experts are clamped
+  bool attn_output_gate = false;                 // q_proj holds a gate beside each head's query
+  bool qk_norm = false;                          // q_norm and k_norm before the rotation
   bool zero_centred_norms = false;  // the family stores gamma - 1, unless a converter added the 1 (names.h)
   int64_t mtp_layers = 0;           // 0 or 1; the weights may still lack it (names.h)
   bool tie_word_embeddings = false;

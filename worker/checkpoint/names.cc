@@ -37,7 +37,7 @@ constexpr std::array<std::string_view, 10> kMtpNorms = {"mtp.norm.weight",
                                                         "mtp.layers.0.self_attn.q_norm.weight",
                                                         "mtp.layers.0.self_attn.k_norm.weight"};
 
-// deepseek_v4's names of what other families call gate_proj and so on.
+// deepseek_v4's and deepseek_v41's names of what other families call gate_proj and so on.
 std::string shortened(std::string_view path) {
   std::string out(path);
   for (const auto& [name, stored] : {std::pair<std::string_view, std::string_view>{"gate_proj", "w1"},
@@ -77,9 +77,19 @@ bool Layout::zero_centred(std::string_view module) const {
 }
 
 Skip Layout::skip(std::string_view full_name) const {
-  static constexpr std::array<std::string_view, 8> kVision = {
-      "visual.",       "vision_tower.", "vision_model.",     "multi_modal_projector.", "vision_embed_tokens.",
-      "image_newline", "embed_vision.", "vision_projection."};
+  static constexpr std::array<std::string_view, 13> kVision = {"visual.",
+                                                               "vision_tower.",
+                                                               "vision_model.",
+                                                               "multi_modal_projector.",
+                                                               "vision_embed_tokens.",
+                                                               "image_newline",
+                                                               "embed_vision.",
+                                                               "vision_projection.",
+                                                               "vision.",
+                                                               "aligner.",
+                                                               "image_start",
+                                                               "image_end",
+                                                               "image_pad"};
   const std::string_view path = strip_prefixes(full_name);
   if (starts_with_any(path, kVision)) return Skip::kVision;
   const bool mtp = path.starts_with("mtp.") || (!mtp_layer_.empty() && path.starts_with(mtp_layer_));
@@ -105,7 +115,12 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
     mtp_first_ = "mtp.layers.0.eh_proj.weight";
   }
   if (source.config().family == Family::kQwen4Exp) mtp_first_ = "mtp.fc_embedding.weight";
-  short_names_ = source.config().family == Family::kDeepseekV4;
+  short_names_ = is_deepseek(source.config().family);
+  if (source.config().family == Family::kDeepseekV41) {
+    notes_.push_back(
+        "deepseek_v41 is unproven: it follows published descriptions and agrees with a reference of our own, never yet "
+        "with a released checkpoint or another program (docs/families/deepseek_v41.md)");
+  }
   const auto has_embedding = [&](std::string_view prefix) {
     return source.find(fmt::format("{}{}.weight", prefix, embedding_)) != nullptr;
   };

@@ -35,6 +35,8 @@ class Layout {
   /// Finds out from the tensors' names and shapes, and for the MTP norms of MLX conversions from their means. Errors
   /// name what was looked for.
   static absl::StatusOr<Layout> detect(const TensorSource& source);
+  /// Every path is a name as it is: a drafter's files, which have neither embedding nor head.
+  static Layout bare() { return {}; }
 
   /// Full name of a tensor or module from its path without prefixes.
   std::string full_name(std::string_view path) const;
@@ -67,7 +69,7 @@ class Layout {
   std::string embedding_ = "embed_tokens";
   std::string final_norm_ = "norm";
   std::string head_module_ = "lm_head";
-  bool short_names_ = false;                 // deepseek_v4's: w1, w3, w2 of experts
+  bool short_names_ = false;                 // deepseek's: w1, w3, w2 of experts
   std::string mtp_first_ = "mtp.fc.weight";  // what every MTP layer of the family has
   std::string head_;                         // full module name of lm_head
   std::string mtp_prefix_;                   // before "mtp."

@@ -226,9 +226,14 @@ absl::StatusOr<QuantizationConfig> parse_quantization(const boost::json::object&
   }
   // DeepSeek's expert_dtype: packed FP4 experts among FP8 modules.
   for (const boost::json::object* level : {&config, text_config}) {
-    const boost::json::value* experts = level != nullptr ? level->if_contains("expert_dtype") : nullptr;
-    if (experts == nullptr || !experts->is_string() || !found || found->method != "fp8") continue;
-    if (experts->get_string() == "fp4") found->kinds.insert(StoredKind::kMxfp4);
+    if (level == nullptr || !found || found->method != "fp8") continue;
+    // V4 says it at the top, V4.1 among the rest of its quantisation.
+    const boost::json::value* own = level->if_contains("quantization_config");
+    for (const boost::json::object* at : {level, own != nullptr ? own->if_object() : nullptr}) {
+      const boost::json::value* experts = at != nullptr ? at->if_contains("expert_dtype") : nullptr;
+      if (experts == nullptr || !experts->is_string()) continue;
+      if (experts->get_string() == "fp4") found->kinds.insert(StoredKind::kMxfp4);
+    }
   }
   return found.value_or(QuantizationConfig{});
 }

@@ -127,6 +127,15 @@ absl::StatusOr<std::vector<float>> WeightReader::table(std::string_view tensor, 
   return read_floats(**found);
 }
 
+absl::StatusOr<std::vector<float>> WeightReader::cube(std::string_view tensor, int64_t planes, int64_t rows,
+                                                      int64_t cols) {
+  absl::StatusOr<const TensorInfo*> found = take(layout_.full_name(tensor));
+  if (!found.ok()) return found.status();
+  const std::vector<int64_t> wanted = {planes, rows, cols};
+  if ((*found)->shape != wanted) return wrong_shape(**found, shape_text(wanted));
+  return read_floats(**found);
+}
+
 absl::StatusOr<std::vector<int64_t>> WeightReader::integers(std::string_view tensor, int64_t rows, int64_t cols,
                                                             int64_t limit) {
   absl::StatusOr<const TensorInfo*> found = take(layout_.full_name(tensor));

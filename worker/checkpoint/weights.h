@@ -50,6 +50,9 @@ class WeightReader {
   /// The numbers of such a tensor, row after row.
   absl::StatusOr<std::vector<float>> table(std::string_view tensor, int64_t rows, int64_t cols);
 
+  /// The same of a [planes, rows, cols] tensor.
+  absl::StatusOr<std::vector<float>> cube(std::string_view tensor, int64_t planes, int64_t rows, int64_t cols);
+
   /// A [rows, cols] tensor of whole numbers, row after row, each in [0, limit).
   absl::StatusOr<std::vector<int64_t>> integers(std::string_view tensor, int64_t rows, int64_t cols, int64_t limit);
 

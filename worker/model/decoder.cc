@@ -108,13 +108,14 @@ absl::Status Decoder::forward(PassContext& pass, Tensor* hidden) {
   // What outlives a layer is taken before the first: a layer's own scratch is given back at its end.
   const Tensor residual = pass.ops->scratch(pass.rows.rows(), shape_.hidden);
   const Tensor normed = pass.ops->scratch_input(residual.rows, shape_.hidden);
-  *hidden = pass.ops->scratch(residual.rows, shape_.hidden);
+  *hidden = pass.make_rows(shape_.hidden);
   const RopeTable rope = rope_for(pass);
   vocabulary_->embed(pass, residual);
   pass.record(-1, "embed", residual);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const absl::Status status = run_layer(pass, static_cast<int>(i), layers_[i], rope, normed, residual);
     if (!status.ok()) return status;
+    pass.tap(static_cast<int64_t>(i), residual);
   }
   pass.ops->rms_norm(residual, 1, *final_norm_, eps_, *hidden);
   pass.record(static_cast<int>(layers_.size()), "final_norm", *hidden);

@@ -36,6 +36,8 @@ class Decoder : public Model {
   absl::Status forward(PassContext& pass, Tensor* hidden) override;
   void logits(PassContext& pass, Tensor hidden, Tensor logits) override;
   absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) override;
+  bool serves_drafters() const override { return true; }
+  void embed(PassContext& pass, Tensor out) override { vocabulary_->embed(pass, out); }
 
  protected:
   Decoder(const ModelConfig& config, const ModelShape& shape);

@@ -9,6 +9,7 @@
 #include "kernels/ops/latent_ops.h"
 #include "worker/model/experts.h"
 #include "worker/model/families.h"
+#include "worker/model/grouped_output.h"
 #include "worker/model/rope.h"
 #include "worker/model/streams.h"
 
@@ -122,7 +123,6 @@ class V4Attention {
 
  private:
   absl::Status load_inputs(LoadContext& load, const std::string& prefix);
-  absl::Status load_outputs(LoadContext& load, const std::string& prefix, const Cut& cut);
   Tensor choose(PassContext& pass, int layer, const RopeTable& rope, Tensor q, Tensor weights) const;
 
   LatentConfig config_;
@@ -130,10 +130,7 @@ class V4Attention {
   LayerRows rows_;
   int64_t dim_ = 0;
   int64_t first_head_ = 0;
-  int64_t heads_ = 0;        // this rank's
-  int64_t group_heads_ = 0;  // of a group
-  int64_t first_group_ = 0;
-  int64_t groups_ = 0;  // this rank's
+  int64_t heads_ = 0;  // this rank's
   float eps_ = 0;
   std::unique_ptr<Weight> in_;     // wq_a | wkv | compressor | indexer: compressor | weights; whole everywhere
   std::unique_ptr<Weight> query_;  // wq_b of this rank's heads | indexer: wq_b, whole everywhere
@@ -141,8 +138,7 @@ class V4Attention {
   std::unique_ptr<Vector> ones_;  // each head's query is normed without weights
   std::unique_ptr<Vector> sinks_;
   Compressor values_, index_;
-  std::vector<std::unique_ptr<Weight>> wo_a_;  // one a group [out_rank, heads of a group * dim]
-  SlicedProjection out_;
+  GroupedOutput out_;
 };
 
 absl::Status V4Attention::load_inputs(LoadContext& load, const std::string& prefix) {
@@ -187,50 +183,28 @@ absl::Status V4Attention::load_inputs(LoadContext& load, const std::string& pref
   return absl::OkStatus();
 }
 
-absl::Status V4Attention::load_outputs(LoadContext& load, const std::string& prefix, const Cut& cut) {
-  const int64_t rank = config_.out_rank;
-  absl::StatusOr<std::vector<float>> sinks = load.reader.vector(prefix + ".attn_sink", load.config.heads);
-  if (!sinks.ok()) return sinks.status();
-  sinks_ =
-      load.ops.pack_vector(std::span(*sinks).subspan(static_cast<size_t>(first_head_), static_cast<size_t>(heads_)));
-  absl::StatusOr<MatrixSource> wo_a =
-      load.reader.matrix(prefix + ".wo_a", config_.out_groups * rank, group_heads_ * dim_);
-  if (!wo_a.ok()) return wo_a.status();
-  for (int64_t group = first_group_; group < first_group_ + groups_; ++group) {
-    const MatrixSource part = wo_a->slice_rows(group * rank, rank);
-    wo_a_.push_back(load.ops.pack({&part, 1}));
-  }
-  absl::StatusOr<SlicedProjection> out =
-      SlicedProjection::load(load, prefix + ".wo_b", load.config.hidden_size, cut, rank);
-  if (!out.ok()) return out.status();
-  out_ = *std::move(out);
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<V4Attention>> V4Attention::load(LoadContext& load, const std::string& prefix,
                                                                LayerKind kind, const LayerRows& rows) {
   auto block = std::make_unique<V4Attention>();
-  const Cut cut = make_cut(head_slices(load.config), load.shard);
+  absl::StatusOr<GroupedOutput> out = GroupedOutput::load(load, prefix);
+  if (!out.ok()) return out.status();
+  block->out_ = *std::move(out);
   block->config_ = load.config.latent;
   block->kind_ = kind;
   block->rows_ = rows;
   block->dim_ = load.config.head_dim;
-  block->group_heads_ = load.config.heads / load.config.latent.out_groups;
-  block->first_group_ = cut.first_unit();
-  block->groups_ = cut.unit_count();
-  block->first_head_ = block->first_group_ * block->group_heads_;
-  block->heads_ = block->groups_ * block->group_heads_;
+  block->first_head_ = block->out_.first_head();
+  block->heads_ = block->out_.heads();
   block->eps_ = static_cast<float>(load.config.rms_norm_eps);
   if (absl::Status s = block->load_inputs(load, prefix); !s.ok()) return s;
-  if (absl::Status s = block->load_outputs(load, prefix, cut); !s.ok()) return s;
+  absl::StatusOr<std::unique_ptr<Vector>> sinks =
+      packed_part(load, prefix + ".attn_sink", load.config.heads, block->first_head_, block->heads_);
+  if (!sinks.ok()) return sinks.status();
+  block->sinks_ = *std::move(sinks);
   return block;
 }
 
-WeightCost V4Attention::cost() const {
-  WeightCost cost = (cost_of(*in_) += cost_of(*query_)) += out_.cost();
-  for (const auto& weight : wo_a_) cost += cost_of(*weight);
-  return cost;
-}
+WeightCost V4Attention::cost() const { return (cost_of(*in_) += cost_of(*query_)) += out_.cost(); }
 
 Tensor V4Attention::choose(PassContext& pass, int layer, const RopeTable& rope, Tensor q, Tensor weights) const {
   Ops& ops = *pass.ops;
@@ -295,16 +269,7 @@ absl::Status V4Attention::add_to(PassContext& pass, int layer, const Rotations& 
   // Values were rotated as the keys that they are: what is left is their place relative to the query.
   ops.rope_pairs(args.out, heads_, dim_, rope, true);
   pass.record(layer, "attention.heads", args.out, first_head_, heads_);
-
-  const Tensor grouped = ops.scratch_input(x.rows, groups_ * config_.out_rank);
-  std::vector<MatmulJob> jobs;
-  for (int64_t g = 0; g < groups_; ++g) {
-    jobs.push_back({wo_a_[static_cast<size_t>(g)].get(), args.out.columns(g * group_heads_ * dim_, group_heads_ * dim_),
-                    grouped.columns(g * config_.out_rank, config_.out_rank)});
-  }
-  ops.matmul_many(jobs);
-  pass.record(layer, "attention.groups", grouped, first_group_, groups_);
-  return out_.add_to(pass, layer, "attention.wo_b", grouped, residual);
+  return out_.add_to(pass, layer, args.out, residual);
 }
 
 // --- The model ------------------------------------------------------------------------------------------------------
@@ -332,6 +297,8 @@ class DeepseekV4 : public Model {
   int64_t weight_values() const override { return cost().values; }
   absl::Status forward(PassContext& pass, Tensor* hidden) override;
   void logits(PassContext& pass, Tensor hidden, Tensor logits) override { vocabulary_->logits(pass, hidden, logits); }
+  bool serves_drafters() const override { return true; }
+  void embed(PassContext& pass, Tensor out) override { vocabulary_->embed(pass, out); }
   absl::Status mtp(PassContext&, Tensor, bool, Tensor*) override {
     return absl::UnimplementedError("deepseek_v4's block drafter is not computed");
   }
@@ -435,7 +402,7 @@ absl::Status DeepseekV4::forward(PassContext& pass, Tensor* hidden) {
   const int64_t rows = pass.rows.rows(), width = shape_.hidden;
   const Streams streams = Streams::make(ops, rows, streams_, width);
   const Tensor normed = ops.scratch_input(rows, width);
-  *hidden = ops.scratch(rows, width);
+  *hidden = pass.make_rows(width);
   const Rotations rotations = {ops.rope_table(pass.rows, *window_freq_, 1.0),
                                ops.rope_table(pass.rows, *pooled_freq_, 1.0), pooled_freq_.get()};
   for (int64_t s = 0; s < streams_; ++s) vocabulary_->embed(pass, streams.all.columns(s * width, width));
@@ -443,6 +410,7 @@ absl::Status DeepseekV4::forward(PassContext& pass, Tensor* hidden) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     const absl::Status status = run_layer(pass, static_cast<int>(i), layers_[i], rotations, streams, normed);
     if (!status.ok()) return status;
+    pass.tap(static_cast<int64_t>(i), streams.all);
   }
   head_->collapse(pass, streams);
   ops.rms_norm(streams.input, 1, *final_norm_, eps_, *hidden);

@@ -195,6 +195,7 @@ absl::Status ExpertsBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor
   route.scale = scale_;
   route.ids = ops.scratch(x.rows, slots);
   route.weights = ops.scratch(x.rows, slots);
+  route.rows = pass.rows;
   route.given = table_ != nullptr;
   if (table_ != nullptr) ops.embed(*table_, pass.rows, route.ids.columns(0, chosen_));
   ops.route(route);

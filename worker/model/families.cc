@@ -7,9 +7,9 @@
 namespace tensorfold {
 namespace {
 
-const FamilyEntry* const kFamilies[] = {&kLlamaEntry,    &kQwen3Entry,     &kQwen3MoeEntry,  &kQwen3NextEntry,
-                                        &kQwen35Entry,   &kQwen35MoeEntry, &kNemotronHEntry, &kQwen4ExpEntry,
-                                        &kGlm5NextEntry, &kDeepseekV4Entry};
+const FamilyEntry* const kFamilies[] = {&kLlamaEntry,    &kQwen3Entry,      &kQwen3MoeEntry,   &kQwen3NextEntry,
+                                        &kQwen35Entry,   &kQwen35MoeEntry,  &kNemotronHEntry,  &kQwen4ExpEntry,
+                                        &kGlm5NextEntry, &kDeepseekV4Entry, &kDeepseekV41Entry};
 
 const FamilyEntry* find_family(Family family) {
   for (const FamilyEntry* entry : kFamilies) {
@@ -75,6 +75,12 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
                     "not compute: run it with backend cpu",
                     config.model_type, ops.fingerprint_name()));
   }
+  if (config.family == Family::kDeepseekV41 && !(ops.supports_shared_latents() && ops.supports_gated_streams())) {
+    return absl::UnimplementedError(
+        fmt::format("model_type {} has pooled rows that layers share, activations of small formats and engram tables, "
+                    "which backend {} does not compute: run it with backend cpu",
+                    config.model_type, ops.fingerprint_name()));
+  }
   if (config.gated_streams.count > 0 && !ops.supports_gated_streams()) {
     return absl::UnimplementedError(
         fmt::format("model_type {} has a residual of gated streams and attention over chosen keys, which backend {} "
@@ -102,7 +108,7 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
 ModuleNames module_names(const ModelConfig& config) {
   if (config.family == Family::kNemotronH) return {"mixer.o_proj", "mixer", ".shared_experts"};
   if (config.family == Family::kGlm5Next) return {"self_attn.o_proj", "mlp", ".shared_experts"};
-  if (config.family == Family::kDeepseekV4) return {"attn.wo_b", "ffn", ".shared_experts"};
+  if (is_deepseek(config.family)) return {"attn.wo_b", "ffn", ".shared_experts"};
   return {"self_attn.o_proj", "mlp", ".shared_expert"};
 }
 
@@ -147,7 +153,7 @@ namespace {
 // How experts may be named: one module each, or stacked ones.
 int64_t expert_column_unit(const ModelConfig& config) {
   const std::string mlp = module_names(config).mlp;
-  const char* down = config.family == Family::kDeepseekV4 ? "w2" : "down_proj";
+  const char* down = is_deepseek(config.family) ? "w2" : "down_proj";
   int64_t unit = 1;
   for (const char* stacked : {".experts.down_proj", ".switch_mlp.down_proj", ".switch_mlp.fc2"}) {
     unit = std::max(unit, column_unit(config, mlp + stacked));
@@ -162,7 +168,7 @@ int64_t expert_column_unit(const ModelConfig& config) {
 
 int64_t shared_column_unit(const ModelConfig& config) {
   const ModuleNames names = module_names(config);
-  const char* down = config.family == Family::kDeepseekV4 ? "w2" : "down_proj";
+  const char* down = is_deepseek(config.family) ? "w2" : "down_proj";
   return column_unit(config, fmt::format("{}{}.{}", names.mlp, names.shared_expert, down));
 }
 

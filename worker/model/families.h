@@ -13,16 +13,17 @@ struct FamilyEntry {
   absl::StatusOr<std::unique_ptr<Model>> (*load)(LoadContext& load, const ModelShape& shape);
 };
 
-extern const FamilyEntry kLlamaEntry;       // llama.cc
-extern const FamilyEntry kQwen3Entry;       // qwen3.cc
-extern const FamilyEntry kQwen3MoeEntry;    // qwen3_moe.cc
-extern const FamilyEntry kQwen3NextEntry;   // qwen3_next.cc
-extern const FamilyEntry kQwen35Entry;      // qwen3_5.cc
-extern const FamilyEntry kQwen35MoeEntry;   // qwen3_5_moe.cc
-extern const FamilyEntry kNemotronHEntry;   // nemotron_h.cc
-extern const FamilyEntry kQwen4ExpEntry;    // qwen4_exp.cc
-extern const FamilyEntry kGlm5NextEntry;    // glm5_next.cc
-extern const FamilyEntry kDeepseekV4Entry;  // deepseek_v4.cc
+extern const FamilyEntry kLlamaEntry;        // llama.cc
+extern const FamilyEntry kQwen3Entry;        // qwen3.cc
+extern const FamilyEntry kQwen3MoeEntry;     // qwen3_moe.cc
+extern const FamilyEntry kQwen3NextEntry;    // qwen3_next.cc
+extern const FamilyEntry kQwen35Entry;       // qwen3_5.cc
+extern const FamilyEntry kQwen35MoeEntry;    // qwen3_5_moe.cc
+extern const FamilyEntry kNemotronHEntry;    // nemotron_h.cc
+extern const FamilyEntry kQwen4ExpEntry;     // qwen4_exp.cc
+extern const FamilyEntry kGlm5NextEntry;     // glm5_next.cc
+extern const FamilyEntry kDeepseekV4Entry;   // deepseek_v4.cc
+extern const FamilyEntry kDeepseekV41Entry;  // deepseek_v41.cc
 
 /// How a family calls the modules whose columns are cut: paths in a layer.
 struct ModuleNames {

@@ -191,6 +191,8 @@ class Glm5Next : public Model {
   absl::Status forward(PassContext& pass, Tensor* hidden) override;
   void logits(PassContext& pass, Tensor hidden, Tensor logits) override { vocabulary_->logits(pass, hidden, logits); }
   absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) override;
+  bool serves_drafters() const override { return true; }
+  void embed(PassContext& pass, Tensor out) override { vocabulary_->embed(pass, out); }
 
  private:
   Glm5Next(const ModelConfig& config, const ModelShape& shape)
@@ -338,7 +340,7 @@ absl::Status Glm5Next::forward(PassContext& pass, Tensor* hidden) {
   const int64_t rows = pass.rows.rows(), width = shape_.hidden;
   const Streams streams = Streams::make(ops, rows, streams_, width);
   const Tensor normed = ops.scratch_input(rows, width), selected = ops.scratch(rows, windows_);
-  *hidden = ops.scratch(rows, width);
+  *hidden = pass.make_rows(width);
   for (int64_t s = 0; s < streams_; ++s) vocabulary_->embed(pass, streams.all.columns(s * width, width));
   pass.record(-1, "embed", streams.all);
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -352,6 +354,7 @@ absl::Status Glm5Next::forward(PassContext& pass, Tensor* hidden) {
     ops.rms_norm(streams.input, 1, *layer.post_norm, eps_, normed);
     if (absl::Status s = think(pass, index, layer, normed, streams.output); !s.ok()) return s;
     layer.mlp_streams->expand(pass, index, "mlp.residual", streams);
+    pass.tap(index, streams.all);
   }
   HyperArgs mean;
   mean.streams = streams.all;

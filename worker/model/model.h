@@ -70,6 +70,25 @@ struct PassContext {
   SliceSum* sum = nullptr;
   Trace* trace = nullptr;  // null unless the differential tester looks
   RowBatch rows;
+  // For a block drafter: the layers whose outputs are handed out beside forward()'s rows, in its order.
+  std::span<const int64_t> tap_layers;
+  int64_t tap_width = 0;  // of one layer's output; the mean over streams, where a residual has several
+  Tensor handed;          // [rows, tap_layers.size() * tap_width + values]: set by make_rows()
+
+  /// The tensor that forward() hands out, [rows, values]: the last columns of `handed`, behind the taps.
+  Tensor make_rows(int64_t values) {
+    const int64_t taps = static_cast<int64_t>(tap_layers.size()) * tap_width;
+    handed = ops->scratch(rows.rows(), taps + values);
+    return handed.columns(taps, values);
+  }
+  /// To be called after each layer with the residual as the layer leaves it.
+  void tap(int64_t layer, Tensor residual) const {
+    for (size_t i = 0; i < tap_layers.size(); ++i) {
+      if (tap_layers[i] != layer) continue;
+      ops->mean_streams(residual, residual.cols / tap_width,
+                        handed.columns(static_cast<int64_t>(i) * tap_width, tap_width));
+    }
+  }
 
   void record(int layer, const char* op, Tensor value, int64_t first_unit = 0, int64_t units = 1) const {
     if (trace != nullptr) trace->record(layer, op, value, first_unit, units);
@@ -95,6 +114,11 @@ class Model {
   /// keys_only the pairs only leave their keys and values, and `*out` is not set. Unimplemented if the family has no
   /// MTP layer.
   virtual absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) = 0;
+  /// Whether forward() takes its rows from make_rows() and calls tap(), and embed() is there: what a drafter of its own
+  /// needs of its target.
+  virtual bool serves_drafters() const { return false; }
+  /// out [rows, hidden]: the embeddings of the tokens of pass.rows.
+  virtual void embed(PassContext& /*pass*/, Tensor /*out*/) {}
 };
 
 /// The rank whose share is wanted.

@@ -95,6 +95,8 @@ class NemotronH : public Model {
   absl::Status forward(PassContext& pass, Tensor* hidden) override;
   void logits(PassContext& pass, Tensor hidden, Tensor logits) override { vocabulary_->logits(pass, hidden, logits); }
   absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) override;
+  bool serves_drafters() const override { return true; }
+  void embed(PassContext& pass, Tensor out) override { vocabulary_->embed(pass, out); }
 
  private:
   explicit NemotronH(const ModelShape& shape) : shape_(shape) {}
@@ -214,12 +216,13 @@ absl::Status NemotronH::run_block(PassContext& pass, int index, const Block& blo
 absl::Status NemotronH::forward(PassContext& pass, Tensor* hidden) {
   const Tensor residual = pass.ops->scratch(pass.rows.rows(), shape_.hidden);
   const Tensor normed = pass.ops->scratch_input(residual.rows, shape_.hidden);
-  *hidden = pass.ops->scratch(residual.rows, shape_.hidden);
+  *hidden = pass.make_rows(shape_.hidden);
   vocabulary_->embed(pass, residual);
   pass.record(-1, "embed", residual);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const absl::Status status = run_block(pass, static_cast<int>(i), blocks_[i], normed, residual);
     if (!status.ok()) return status;
+    pass.tap(static_cast<int64_t>(i), residual);
   }
   pass.ops->rms_norm(residual, 1, *final_norm_, eps_, *hidden);
   pass.record(static_cast<int>(blocks_.size()), "final_norm", *hidden);

@@ -7,6 +7,7 @@
 
 #include "kernels/ops/stream_ops.h"
 #include "worker/model/families.h"
+#include "worker/model/primes.h"
 
 namespace tensorfold {
 namespace {
@@ -19,14 +20,6 @@ uint64_t splitmix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
-}
-
-bool is_prime(int64_t n) {
-  if (n < 2 || n % 2 == 0) return n == 2;
-  for (int64_t d = 3; d * d <= n; d += 2) {
-    if (n % d == 0) return false;
-  }
-  return true;
 }
 
 }  // namespace
@@ -43,8 +36,7 @@ NgramHash::NgramHash(const NgramConfig& config, int64_t vocab, int64_t index) : 
   int64_t prime = config.table_base - 1;
   const int64_t first = index * config.heads();
   for (int64_t i = 0; i < first + config.heads(); ++i) {
-    do ++prime;
-    while (!is_prime(prime));
+    prime = next_prime(prime);
     if (i < first) continue;
     offsets_.push_back(padded_rows_);
     table_rows_.push_back(prime);

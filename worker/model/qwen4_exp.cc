@@ -98,14 +98,16 @@ class Qwen4Exp : public Model {
     vocabulary_->logits(pass, hidden.columns(hidden.cols - shape_.hidden, shape_.hidden), logits);
   }
   absl::Status mtp(PassContext& pass, Tensor hidden, bool keys_only, Tensor* out) override;
+  bool serves_drafters() const override { return true; }
+  void embed(PassContext& pass, Tensor out) override { vocabulary_->embed(pass, out); }
 
  private:
   explicit Qwen4Exp(const ModelShape& shape) : shape_(shape) {}
   absl::Status load_mtp(LoadContext& load);
   absl::Status run_layer(PassContext& pass, int index, const Layer& layer, const RopeTable& rope, Tensor streams) const;
-  /// The row that is handed out: the streams where the MTP layer reads them, then the mixer's output. `streams` may be
-  /// columns of it.
-  Tensor make_row(int64_t rows, Ops& ops, Tensor* streams) const;
+  /// Of the row that is handed out: the streams where the MTP layer reads them, then the mixer's output. Streams that
+  /// nobody reads are elsewhere.
+  Tensor streams_of(Tensor row, Ops& ops) const;
   void finish(PassContext& pass, int layer, const GatedStreams& mixer, Tensor streams, Tensor row) const;
   WeightCost cost() const;
 
@@ -214,11 +216,9 @@ absl::Status Qwen4Exp::run_layer(PassContext& pass, int index, const Layer& laye
   return absl::OkStatus();
 }
 
-Tensor Qwen4Exp::make_row(int64_t rows, Ops& ops, Tensor* streams) const {
+Tensor Qwen4Exp::streams_of(Tensor row, Ops& ops) const {
   const int64_t all = count_ * shape_.hidden;
-  const Tensor row = ops.scratch(rows, shape_.row_values());
-  *streams = shape_.has_mtp ? row.columns(0, all) : ops.scratch(rows, all);
-  return row;
+  return shape_.has_mtp ? row.columns(0, all) : ops.scratch(row.rows, all);
 }
 
 void Qwen4Exp::finish(PassContext& pass, int layer, const GatedStreams& mixer, Tensor streams, Tensor row) const {
@@ -228,13 +228,14 @@ void Qwen4Exp::finish(PassContext& pass, int layer, const GatedStreams& mixer, T
 
 absl::Status Qwen4Exp::forward(PassContext& pass, Tensor* hidden) {
   Ops& ops = *pass.ops;
-  Tensor streams;
-  *hidden = make_row(pass.rows.rows(), ops, &streams);
+  *hidden = pass.make_rows(shape_.row_values());
+  const Tensor streams = streams_of(*hidden, ops);
   const RopeTable rope = ops.rope_table(pass.rows, *inv_freq_, attention_factor_);
   for (int64_t s = 0; s < count_; ++s) vocabulary_->embed(pass, streams.columns(s * shape_.hidden, shape_.hidden));
   pass.record(-1, "embed", streams);
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (absl::Status s = run_layer(pass, static_cast<int>(i), layers_[i], rope, streams); !s.ok()) return s;
+    pass.tap(static_cast<int64_t>(i), streams);
   }
   finish(pass, static_cast<int>(layers_.size()), *final_mixer_, streams, *hidden);
   return absl::OkStatus();
@@ -244,8 +245,8 @@ absl::Status Qwen4Exp::mtp(PassContext& pass, Tensor hidden, bool keys_only, Ten
   if (!shape_.has_mtp) return absl::UnimplementedError("this checkpoint has no MTP layer");
   Ops& ops = *pass.ops;
   const int64_t width = shape_.hidden;
-  Tensor streams;
-  *out = make_row(hidden.rows, ops, &streams);
+  *out = ops.scratch(hidden.rows, shape_.row_values());
+  const Tensor streams = streams_of(*out, ops);
   const RopeTable rope = ops.rope_table(pass.rows, *inv_freq_, attention_factor_);
   const Tensor embedding = ops.scratch(hidden.rows, width), projected = ops.scratch(hidden.rows, width);
   vocabulary_->embed(pass, embedding);

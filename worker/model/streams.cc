@@ -5,8 +5,28 @@
 namespace tensorfold {
 
 Streams Streams::make(Ops& ops, int64_t rows, int64_t count, int64_t hidden) {
-  return {count, ops.scratch(rows, count * hidden), ops.scratch(rows, hidden), ops.scratch(rows, hidden),
-          ops.scratch(rows, count * (1 + count))};
+  return {count,
+          ops.scratch(rows, count * hidden),
+          ops.scratch(rows, hidden),
+          ops.scratch(rows, hidden),
+          ops.scratch(rows, count * (1 + count)),
+          {}};
+}
+
+void Streams::carry(Ops& ops) {
+  carried = ops.scratch(all.rows, count);
+  std::vector<float> first(static_cast<size_t>(all.rows * count), 0.0f);
+  for (int64_t r = 0; r < all.rows; ++r) first[static_cast<size_t>(r * count)] = 1.0f;
+  ops.upload(first, carried);
+}
+
+void Streams::collapse_carried(Ops& ops) const {
+  HyperArgs args;
+  args.streams = all;
+  args.count = count;
+  args.carried = carried;
+  args.out = input;
+  ops.hyper_collapse(args);
 }
 
 absl::StatusOr<std::unique_ptr<HyperConnection>> HyperConnection::load(LoadContext& load, const std::string& name) {
@@ -46,6 +66,7 @@ void HyperConnection::collapse(PassContext& pass, int layer, const char* op, con
   args.weights = streams.weights;
   args.out = streams.input;
   args.zero = streams.output;
+  args.carried = streams.carried;
   pass.ops->hyper_collapse(args);
   pass.record(layer, op, streams.weights);
 }

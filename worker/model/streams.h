@@ -13,8 +13,14 @@ struct Streams {
   Tensor input;    // [rows, hidden]: what a block gets, before its norm
   Tensor output;   // [rows, hidden]: what a block adds to, 0 at its beginning
   Tensor weights;  // [rows, count + count^2] of the block at hand
+  /// [rows, count], or no data: what the next block's input is summed by, where that is told by the block before it.
+  Tensor carried = {};
 
   static Streams make(Ops& ops, int64_t rows, int64_t count, int64_t hidden);
+  /// Begins to carry: the first block takes the first stream alone.
+  void carry(Ops& ops);
+  /// Streams -> input by what is carried, at the end.
+  void collapse_carried(Ops& ops) const;
 };
 
 /// One block's connection to the streams.

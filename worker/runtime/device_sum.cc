@@ -146,8 +146,11 @@ class DeviceSum : public WorldSum {
     ops_.forget_runs();
     const absl::Status made = exchange_->reserve(bytes, deadline_);
     exchange_->set_deadline(deadline_);
-    if (made.ok()) room_ = bytes;
-    return made;
+    if (!made.ok()) return made;
+    room_ = bytes;
+    // Nobody goes on while another rank gives its old room back: freeing it waits for all kernels of the process, and
+    // an exchange of a rank that went on waits for this one.
+    return communicator_->barrier(deadline_);
   }
 
   Ops& ops_;

@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::start(ModelShards& s
     absl::StatusOr<std::unique_ptr<Ops>> ops = make_backend(backend, rank);
     if (!ops.ok()) return ops.status();
     member.ops = options.decorate ? options.decorate(*std::move(ops)) : *std::move(ops);
-    auto runner = PassRunner::create(*member.ops, shards.model(rank), options.runner);
+    auto runner = PassRunner::create(*member.ops, shards.model(rank), options.runner, shards.drafter(rank));
     if (!runner.ok()) return runner.status();
     member.runner = *std::move(runner);
     if (options.state_directory.empty()) continue;

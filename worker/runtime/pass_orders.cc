@@ -8,9 +8,21 @@
 
 namespace tensorfold {
 
+std::vector<PagedMemory*> PassRunner::paged() const {
+  std::vector<PagedMemory*> memories = {kv_.get()};
+  if (row_cache_ != nullptr) memories.push_back(row_cache_.get());
+  if (draft_kv_ != nullptr) memories.push_back(draft_kv_.get());
+  return memories;
+}
+
+int64_t PassRunner::page_bytes() const {
+  int64_t bytes = 0;
+  for (const PagedMemory* memory : paged()) bytes += memory->page_bytes();
+  return bytes;
+}
+
 void PassRunner::copy_page(PageCopy copy) {
-  kv_->copy_page(copy.from, copy.to);
-  if (row_cache_ != nullptr) row_cache_->copy_page(copy.from, copy.to);
+  for (PagedMemory* memory : paged()) memory->copy_page(copy.from, copy.to);
 }
 
 absl::Status PassRunner::check_pages(const std::vector<int32_t>& pages) const {
@@ -55,11 +67,10 @@ absl::Status PassRunner::save_state(const SaveOrder& save) {
   std::vector<std::byte> payload(header.payload_bytes());
   std::span<std::byte> to(payload);
   for (const int32_t page : save.pages) {
-    kv_->save_page(page, to.first(static_cast<size_t>(kv_->page_bytes())));
-    to = to.subspan(static_cast<size_t>(kv_->page_bytes()));
-    if (row_cache_ == nullptr) continue;
-    row_cache_->save_page(page, to.first(static_cast<size_t>(row_cache_->page_bytes())));
-    to = to.subspan(static_cast<size_t>(row_cache_->page_bytes()));
+    for (const PagedMemory* memory : paged()) {
+      memory->save_page(page, to.first(static_cast<size_t>(memory->page_bytes())));
+      to = to.subspan(static_cast<size_t>(memory->page_bytes()));
+    }
   }
   std::copy(snapshot.begin(), snapshot.end(), to.begin());
   store_->save(save.ticket, std::move(header), std::move(payload));
@@ -79,11 +90,10 @@ absl::Status PassRunner::place_state(const LoadOrder& load) {
   }
   std::span<const std::byte> from(payload);
   for (const int32_t page : load.pages) {
-    kv_->load_page(page, from.first(static_cast<size_t>(kv_->page_bytes())));
-    from = from.subspan(static_cast<size_t>(kv_->page_bytes()));
-    if (row_cache_ == nullptr) continue;
-    row_cache_->load_page(page, from.first(static_cast<size_t>(row_cache_->page_bytes())));
-    from = from.subspan(static_cast<size_t>(row_cache_->page_bytes()));
+    for (PagedMemory* memory : paged()) {
+      memory->load_page(page, from.first(static_cast<size_t>(memory->page_bytes())));
+      from = from.subspan(static_cast<size_t>(memory->page_bytes()));
+    }
   }
   return load.snapshot == kNoSnapshot ? absl::OkStatus() : snapshots_->load(load.snapshot, from);
 }

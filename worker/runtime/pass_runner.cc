@@ -7,21 +7,11 @@
 
 namespace tensorfold {
 
-struct PassRunner::Work {
-  const SequencePlan* plan = nullptr;
-  Slot* slot = nullptr;
-  std::vector<int32_t> tokens;  // the plan's, then the drafted ones
-  int64_t accepted = 0;
-  int64_t first_row = 0;  // in the forward pass
-  // Hidden state and index of the MTP pair that the next draft step starts from.
-  Tensor draft_hidden;
-  int64_t draft_position = 0;
-};
+PassRunner::PassRunner(Ops& ops, Model& model, const RunnerOptions& options, const BlockDrafter* drafter)
+    : ops_(ops), model_(model), options_(options), sum_(make_world_sum(ops)), drafter_(drafter) {}
 
-PassRunner::PassRunner(Ops& ops, Model& model, const RunnerOptions& options)
-    : ops_(ops), model_(model), options_(options), sum_(make_world_sum(ops)) {}
-
-absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& model, const RunnerOptions& options) {
+absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& model, const RunnerOptions& options,
+                                                               const BlockDrafter* drafter) {
   const ModelShape& shape = model.shape();
   if (options.snapshots < 0 || options.snapshots > kMaxSnapshots) {
     return absl::InvalidArgumentError(fmt::format("{} snapshots: allowed are 0..{}", options.snapshots, kMaxSnapshots));
@@ -30,9 +20,17 @@ absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& 
     return absl::InvalidArgumentError(fmt::format("{} slots and {} KV pages: allowed are 1..{} and 1..{}",
                                                   options.slots, options.pages, kMaxSlots, kMaxPages));
   }
-  std::unique_ptr<PassRunner> runner(new PassRunner(ops, model, options));
+  if (drafter != nullptr && !model.serves_drafters()) {
+    return absl::UnimplementedError(
+        "a block drafter (draft.model) reads outputs of its target's layers, which this family does not hand out");
+  }
+  std::unique_ptr<PassRunner> runner(new PassRunner(ops, model, options, drafter));
   runner->kv_ = ops.make_kv_cache(shape.kv_layers, options.pages, shape.kv_heads, shape.head_dim);
   if (!shape.row_layers.empty()) runner->row_cache_ = ops.make_row_cache(shape.row_layers, options.pages);
+  if (drafter != nullptr) {
+    const DrafterShape& draft = drafter->shape();
+    runner->draft_kv_ = ops.make_kv_cache(draft.kv_layers, options.pages, draft.kv_heads, draft.head_dim);
+  }
   runner->snapshots_ = std::make_unique<SnapshotStore>(shape, ops, options.snapshots);
   runner->reset();
   return runner;
@@ -106,12 +104,20 @@ absl::StatusOr<LocalResult> PassRunner::run_begun(const PassPlan& plan) {
   }
   prepared_ = true;
   mtp_rows_.clear();
+  block_rows_.clear();
   if (absl::Status status = carry_out(plan); !status.ok()) return status;
   LocalResult result;
   std::vector<Work> work;
   for (const SequencePlan& sequence : plan.sequences) {
     if (sequence.use_mtp && !model_.shape().has_mtp) {
       return absl::InvalidArgumentError("the plan asks for the MTP layer, which this checkpoint lacks");
+    }
+    if (sequence.use_block && drafter_ == nullptr) {
+      return absl::InvalidArgumentError("the plan asks for a block drafter, which this rank lacks");
+    }
+    if (drafter_ != nullptr && sequence.block_drafts >= static_cast<uint64_t>(drafter_->config().block_size)) {
+      return absl::InvalidArgumentError(fmt::format("the plan drafts {} tokens of a block of {}", sequence.block_drafts,
+                                                    drafter_->config().block_size));
     }
     absl::StatusOr<Slot*> slot = slots_->open(sequence, snapshots_.get());
     if (!slot.ok()) return slot.status();
@@ -180,8 +186,10 @@ absl::Status PassRunner::prepare() {
 
 absl::Status PassRunner::compute(std::vector<Work>& work, LocalResult* result) {
   if (absl::Status status = draft(work); !status.ok()) return status;
+  if (absl::Status status = draft_blocks(work); !status.ok()) return status;
   Tensor hidden;
   if (absl::Status status = forward(work, &hidden); !status.ok()) return status;
+  if (absl::Status status = add_block_context(work); !status.ok()) return status;
   if (absl::Status status = report_rows(work, hidden, &result->rows); !status.ok()) return status;
   if (absl::Status status = fill_mtp_keys(work, hidden); !status.ok()) return status;
   keep_window(work, hidden);
@@ -340,14 +348,23 @@ absl::Status PassRunner::forward(std::vector<Work>& work, Tensor* hidden) {
 
 absl::Status PassRunner::run_forward(const RowBatch& batch, Tensor* hidden) {
   absl::Status status;
-  *hidden = ops_.run(RunKind::kForward, batch, {}, trace_ == nullptr, [&](const RowBatch& rows, Tensor) {
+  const auto body = [&](const RowBatch& rows, Tensor) {
     PassContext pass = context();
     pass.trace = trace_;
     pass.rows = rows;
+    if (drafter_ != nullptr) {
+      pass.tap_layers = drafter_->config().target_layers;
+      pass.tap_width = model_.shape().hidden;
+    }
     Tensor result;
     status = model_.forward(pass, &result);
-    return result;
-  });
+    return drafter_ != nullptr ? pass.handed : result;
+  };
+  *hidden = ops_.run(RunKind::kForward, batch, {}, trace_ == nullptr, body);
+  if (!status.ok() || drafter_ == nullptr) return status;
+  const int64_t taps = hidden->cols - model_.shape().row_values();
+  taps_ = hidden->columns(0, taps);
+  *hidden = hidden->columns(taps, model_.shape().row_values());
   return status;
 }
 

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "transport/base/communicator.h"
 #include "transport/pass/plan.h"
+#include "worker/model/dflash.h"
 #include "worker/model/model.h"
 #include "worker/runtime/world_sum.h"
 #include "worker/state/slots.h"
@@ -37,8 +38,10 @@ struct LocalResult {
 /// Thread-safety: one thread runs passes.
 class PassRunner {
  public:
-  /// Allocates KV pages and slots. `ops` and `model` outlive the runner.
-  static absl::StatusOr<std::unique_ptr<PassRunner>> create(Ops& ops, Model& model, const RunnerOptions& options);
+  /// Allocates KV pages and slots. `ops`, `model` and `drafter` outlive the runner. `drafter` may be null: plans that
+  /// ask for drafts of a block are then errors.
+  static absl::StatusOr<std::unique_ptr<PassRunner>> create(Ops& ops, Model& model, const RunnerOptions& options,
+                                                            const BlockDrafter* drafter = nullptr);
 
   /// Null for a world of one. After a regroup, the new communicator; call reset() with it.
   void use(Communicator* communicator);
@@ -63,16 +66,33 @@ class PassRunner {
   void keep_mtp_logits(bool keep) { keep_mtp_logits_ = keep; }
   /// Row = pair index.
   const std::vector<RowReport>& mtp_rows() const { return mtp_rows_; }
+  /// Keeps the logits of all rows of drafted blocks until the next pass (tests); off in service.
+  void keep_block_logits(bool keep) { keep_block_logits_ = keep; }
+  /// Row = index in the block.
+  const std::vector<RowReport>& block_rows() const { return block_rows_; }
 
-  int64_t kv_bytes() const { return kv_->bytes() + (row_cache_ == nullptr ? 0 : row_cache_->bytes()); }
+  int64_t kv_bytes() const {
+    return kv_->bytes() + (row_cache_ == nullptr ? 0 : row_cache_->bytes()) +
+           (draft_kv_ == nullptr ? 0 : draft_kv_->bytes());
+  }
   int64_t state_bytes() const { return slots_->state_bytes() + snapshots_->bytes(); }
   /// Bytes of one page in all caches, as save_page() gives them.
-  int64_t page_bytes() const { return kv_->page_bytes() + (row_cache_ == nullptr ? 0 : row_cache_->page_bytes()); }
+  int64_t page_bytes() const;
 
  private:
-  struct Work;  // one sequence of the pass
+  // One sequence of the pass.
+  struct Work {
+    const SequencePlan* plan = nullptr;
+    Slot* slot = nullptr;
+    std::vector<int32_t> tokens;  // the plan's, then the drafted ones
+    int64_t accepted = 0;
+    int64_t first_row = 0;  // in the forward pass
+    // Hidden state and index of the MTP pair that the next draft step starts from.
+    Tensor draft_hidden;
+    int64_t draft_position = 0;
+  };
 
-  PassRunner(Ops& ops, Model& model, const RunnerOptions& options);
+  PassRunner(Ops& ops, Model& model, const RunnerOptions& options, const BlockDrafter* drafter);
   absl::Status draft(std::vector<Work>& work);
   absl::StatusOr<LocalResult> run_begun(const PassPlan& plan);
   absl::Status prepare();
@@ -84,6 +104,12 @@ class PassRunner {
   absl::Status place_state(const LoadOrder& load);
   absl::Status compute(std::vector<Work>& work, LocalResult* result);
   absl::StatusOr<std::vector<int32_t>> best_tokens(Tensor hidden);
+  // block_drafts.cc
+  absl::Status draft_blocks(std::vector<Work>& work);
+  absl::Status add_block_context(const std::vector<Work>& work);
+  absl::StatusOr<std::vector<std::vector<Candidate>>> best_candidates(Tensor hidden, int64_t most);
+  void record_block(std::span<Work* const> drafting, Tensor hidden);
+  std::vector<PagedMemory*> paged() const;
   absl::Status run_forward(const RowBatch& batch, Tensor* hidden);
   absl::Status forward(std::vector<Work>& work, Tensor* hidden);
   absl::Status fill_mtp_keys(std::vector<Work>& work, Tensor hidden);
@@ -100,6 +126,9 @@ class PassRunner {
   std::unique_ptr<WorldSum> sum_;
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<RowCache> row_cache_;  // null where the model has no row layers
+  const BlockDrafter* const drafter_;    // may be null
+  std::unique_ptr<KvCache> draft_kv_;    // the drafter's, in the same pages; null without one
+  Tensor taps_;                          // of the pass's rows
   std::unique_ptr<SlotTable> slots_;
   std::unique_ptr<SnapshotStore> snapshots_;
   StateStore* store_ = nullptr;
@@ -108,6 +137,8 @@ class PassRunner {
   Trace* trace_ = nullptr;
   bool keep_mtp_logits_ = false;
   std::vector<RowReport> mtp_rows_;
+  bool keep_block_logits_ = false;
+  std::vector<RowReport> block_rows_;
   Deadline deadline_ = Deadline::after(std::chrono::seconds(60));
 };
 

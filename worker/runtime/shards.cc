@@ -6,6 +6,7 @@
 #include <array>
 
 #include "kernels/numerics/version.h"
+#include "worker/vocabulary/compressed_vocabulary.h"
 
 namespace tensorfold {
 namespace {
@@ -19,13 +20,44 @@ std::string sha256_hex(const std::string& text) {
   return hex;
 }
 
+// A drafter's configuration, if it fits the target and the world.
+absl::StatusOr<DflashConfig> fitting_drafter(const std::string& dir, const ModelConfig& target, int world) {
+  absl::StatusOr<DflashConfig> config = read_dflash_config(dir);
+  if (!config.ok()) return config.status();
+  if (absl::Status status = check_dflash_fits(*config, target); !status.ok()) return status;
+  const absl::StatusOr<DrafterShape> shape = drafter_shape(*config, {world, 0});
+  if (!shape.ok()) return shape.status();
+  return config;
+}
+
+// N-grams of token classes: the classes are the tokenizer's, and enter the hash with the rest of the configuration.
+absl::Status read_classes(const std::string& dir, ModelConfig& config) {
+  if (config.engram.layers.empty()) return absl::OkStatus();
+  absl::StatusOr<CompressedVocabulary> vocabulary = read_compressed_vocabulary(dir);
+  if (!vocabulary.ok()) return vocabulary.status();
+  const auto tokens = static_cast<int64_t>(vocabulary->class_of.size());
+  if (tokens != config.vocab_size || vocabulary->classes != config.engram.classes) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: tokenizer.json has {} tokens in {} classes; config.json says vocab_size {} and "
+                    "engram_compressed_vocab_size {}: n-grams would find other rows than those that were trained",
+                    dir, tokens, vocabulary->classes, config.vocab_size, config.engram.classes));
+  }
+  config.engram.class_of = std::make_shared<const std::vector<int32_t>>(std::move(vocabulary->class_of));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world) {
+absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world, Precision precision,
+                                                               const std::string& drafter) {
   absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir);
   if (!checkpoint.ok()) return checkpoint.status();
   const absl::StatusOr<WeightReader> reader = WeightReader::open(**checkpoint);
   if (!reader.ok()) return reader.status();
+  if (!drafter.empty()) {  // what cannot be used is refused before minutes are spent on hashes
+    const absl::StatusOr<DflashConfig> fits = fitting_drafter(drafter, (*checkpoint)->config(), world);
+    if (!fits.ok()) return fits.status();
+  }
   const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();
   if (!hash.ok()) return hash.status();
   std::unique_ptr<ModelShards> shards(new ModelShards());
@@ -34,7 +66,9 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string
   // The weights have the last word on what the config leaves open.
   shards->config_.tie_word_embeddings = reader->layout().tied_head();
   if (!reader->layout().has_mtp()) shards->config_.mtp_layers = 0;
+  shards->config_.precision = precision;
   shards->notes_ = reader->layout().notes();
+  if (absl::Status status = read_classes(dir, shards->config_); !status.ok()) return status;
   // Weights and configuration: eps, rope and the like change bits just as weights do.
   shards->checkpoint_hash_ = sha256_hex(*hash + "\n" + canonical_text(shards->config_));
   for (const SafetensorsFile& file : (*checkpoint)->files()) {
@@ -42,7 +76,33 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string
   }
   shards->checkpoint_ = *std::move(checkpoint);
   shards->models_.resize(static_cast<size_t>(world));
+  shards->drafters_.resize(static_cast<size_t>(world));
+  if (drafter.empty()) return shards;
+  if (absl::Status status = shards->open_drafter(drafter); !status.ok()) return status;
   return shards;
+}
+
+absl::Status ModelShards::open_drafter(const std::string& dir) {
+  absl::StatusOr<DflashConfig> config = fitting_drafter(dir, config_, world_);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir, config->model);
+  if (!checkpoint.ok()) return checkpoint.status();
+  const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();
+  if (!hash.ok()) return hash.status();
+  drafter_hash_ = sha256_hex(*hash + "\n" + canonical_text(*config));
+  drafter_config_ = std::make_unique<DflashConfig>(*std::move(config));
+  drafter_checkpoint_ = *std::move(checkpoint);
+  return absl::OkStatus();
+}
+
+absl::Status ModelShards::load_drafter(int rank, Ops& packer) {
+  if (drafter_checkpoint_ == nullptr) return absl::OkStatus();
+  WeightReader reader(*drafter_checkpoint_, Layout::bare());
+  auto drafter = BlockDrafter::load(*drafter_config_, reader, packer, {world_, rank});
+  if (!drafter.ok()) return drafter.status();
+  if (absl::Status status = reader.check_all_used(); !status.ok()) return status;
+  drafters_[static_cast<size_t>(rank)] = *std::move(drafter);
+  return absl::OkStatus();
 }
 
 absl::Status ModelShards::load(int rank, Ops& packer) {
@@ -52,11 +112,12 @@ absl::Status ModelShards::load(int rank, Ops& packer) {
   if (!model.ok()) return model.status();
   if (absl::Status status = reader->check_all_used(); !status.ok()) return status;
   models_[static_cast<size_t>(rank)] = *std::move(model);
-  return absl::OkStatus();
+  return load_drafter(rank, packer);
 }
 
-absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world, Ops& packer) {
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world);
+absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world, Ops& packer,
+                                                                   const std::string& drafter) {
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, Precision::kCheckpoint, drafter);
   if (!shards.ok()) return shards.status();
   for (int rank = 0; rank < world; ++rank) {
     if (absl::Status status = (*shards)->load(rank, packer); !status.ok()) return status;
@@ -67,8 +128,11 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::st
 
 absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world,
                                                                    const BackendOptions& backend,
-                                                                   const Decorate& decorate) {
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world);
+                                                                   const Decorate& decorate,
+                                                                   const std::string& drafter) {
+  const absl::StatusOr<Precision> precision = parse_precision(backend.precision);
+  if (!precision.ok()) return precision.status();
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, *precision, drafter);
   if (!shards.ok()) return shards.status();
   for (int rank = 0; rank < world; ++rank) {
     absl::StatusOr<std::unique_ptr<Ops>> packer = make_backend(backend, rank);

@@ -78,7 +78,7 @@ absl::StatusOr<Slot*> SlotTable::open(const SequencePlan& plan, const SnapshotSt
     }
     slot.pages.push_back(page);
   }
-  const int64_t end = at + static_cast<int64_t>(plan.tokens.size()) + plan.mtp_steps;
+  const int64_t end = at + static_cast<int64_t>(plan.tokens.size()) + static_cast<int64_t>(plan.drafted());
   if (end > static_cast<int64_t>(slot.pages.size()) * kPageTokens) {
     return absl::InvalidArgumentError(fmt::format("plan runs slot {} to position {}, its {} pages end at {}", plan.slot,
                                                   end, slot.pages.size(), slot.pages.size() * kPageTokens));

@@ -12,6 +12,7 @@ namespace tensorfold {
 
 struct BenchOptions {
   std::string model;
+  std::string drafter;  // folder of a block drafter; empty: none
   int world = 1;
   std::string transport = "local";
   BackendOptions backend;  // of each rank

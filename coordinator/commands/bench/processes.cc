@@ -73,12 +73,14 @@ absl::Status Member::load(const BenchWorldOptions& options, int rank) {
   auto made = make_backend(options.backend, rank);
   if (!made.ok()) return made.status();
   ops = *std::move(made);
-  auto opened = ModelShards::open(options.model, options.world);
+  const absl::StatusOr<Precision> precision = parse_precision(options.backend.precision);
+  if (!precision.ok()) return precision.status();
+  auto opened = ModelShards::open(options.model, options.world, *precision, options.drafter);
   if (!opened.ok()) return opened.status();
   shards = *std::move(opened);
   if (absl::Status status = shards->load(rank, *ops); !status.ok()) return status;
   shards->close_files();
-  auto created = PassRunner::create(*ops, shards->model(rank), options.runner);
+  auto created = PassRunner::create(*ops, shards->model(rank), options.runner, shards->drafter(rank));
   if (!created.ok()) return created.status();
   runner = *std::move(created);
   return absl::OkStatus();
@@ -134,6 +136,7 @@ class ProcessWorld : public BenchWorld {
   PassExecutor& executor() override { return *executor_; }
   const ModelConfig& config() const override { return member_.shards->config(); }
   const ModelShape& shape() const override { return member_.shards->shape(0); }
+  uint32_t block_size() const override { return member_.shards->block_size(); }
 
  private:
   struct Child {

@@ -16,6 +16,7 @@ class ThreadWorld : public BenchWorld {
   PassExecutor& executor() override { return cluster_->executor(); }
   const ModelConfig& config() const override { return shards_->config(); }
   const ModelShape& shape() const override { return shards_->shape(0); }
+  uint32_t block_size() const override { return shards_->block_size(); }
 
  private:
   absl::Status measure_links(int world, int rounds);
@@ -42,7 +43,7 @@ absl::Status ThreadWorld::start(const BenchWorldOptions& options) {
   if (options.world > 1) {
     if (absl::Status status = measure_links(options.world, options.link_rounds); !status.ok()) return status;
   }
-  auto shards = ModelShards::load_all(options.model, options.world, options.backend);
+  auto shards = ModelShards::load_all(options.model, options.world, options.backend, nullptr, options.drafter);
   if (!shards.ok()) return shards.status();
   shards_ = *std::move(shards);
   LocalClusterOptions cluster_options;

@@ -4,6 +4,7 @@
 
 #include "worker/checkpoint/names.h"
 #include "worker/checkpoint/tensor_source.h"
+#include "worker/model/dflash.h"
 #include "worker/model/model.h"
 
 namespace tensorfold {
@@ -42,10 +43,17 @@ class IndexSource : public TensorSource {
 
 absl::StatusOr<ModelConfig> examine_config(std::string_view config, std::string_view generation,
                                            const std::string& label, const std::optional<PullRank>& rank) {
+  const ShardSpec shard = rank ? ShardSpec{rank->world, rank->rank} : ShardSpec{};
+  if (is_dflash_config(config)) {  // a block drafter; whether it fits a target is said when it is used
+    absl::StatusOr<DflashConfig> drafter = parse_dflash_config(config, label);
+    if (!drafter.ok()) return drafter.status();
+    const absl::StatusOr<DrafterShape> shape = drafter_shape(*drafter, shard);
+    if (!shape.ok()) return shape.status();
+    return drafter->model;
+  }
   absl::StatusOr<ModelConfig> parsed = parse_config(config, generation, label);
   if (!parsed.ok()) return parsed.status();
-  const absl::StatusOr<ModelShape> shape =
-      rank ? model_shape(*parsed, {rank->world, rank->rank}) : model_shape(*parsed, {1, 0});
+  const absl::StatusOr<ModelShape> shape = model_shape(*parsed, shard);
   if (!shape.ok()) return shape.status();
   return parsed;
 }

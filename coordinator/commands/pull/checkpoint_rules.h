@@ -18,7 +18,8 @@ struct PullRank {
   int world = 1;
 };
 
-/// The parsed configuration, refused as read_config() refuses it, or because the world is wider than the model allows.
+/// The parsed configuration of a model or a block drafter, refused as read_config() and read_dflash_config() refuse it,
+/// or because the world is wider than it allows.
 absl::StatusOr<ModelConfig> examine_config(std::string_view config, std::string_view generation,
                                            const std::string& label, const std::optional<PullRank>& rank);
 

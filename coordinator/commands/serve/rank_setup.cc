@@ -1,6 +1,7 @@
 #include "coordinator/commands/serve/rank_setup.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
@@ -169,7 +170,14 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!ops.ok()) return ops.status();
   setup->ops = *std::move(ops);
   spdlog::info("rank {} of {}: backend {}, model {}", rank, world, setup->ops->describe(), setup->profile.model.path);
-  absl::StatusOr<std::unique_ptr<ModelShards>> shards = ModelShards::open(setup->profile.model.path, world);
+  const std::string drafter = setup->profile.draft.model_in_use();
+  if (!drafter.empty()) {
+    if (absl::Status status = BlockDrafter::check_backend(*setup->ops); !status.ok()) return status;
+  }
+  const absl::StatusOr<Precision> precision = parse_precision(setup->profile.model.precision);
+  if (!precision.ok()) return precision.status();
+  absl::StatusOr<std::unique_ptr<ModelShards>> shards =
+      ModelShards::open(setup->profile.model.path, world, *precision, drafter);
   if (!shards.ok()) return shards.status();
   setup->shards = *std::move(shards);
   for (const std::string& note : setup->shards->notes()) spdlog::info("checkpoint: {}", note);
@@ -194,6 +202,13 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   identity.checkpoint = setup->shards->checkpoint_hash();
   identity.profile = profile_hash(setup->profile);
   identity.slices = setup->shape.slices.text();
+  if (const DflashConfig* drafter = setup->shards->drafter_config(); drafter != nullptr) {
+    // Ranks with different drafters would guess different tokens.
+    const std::string hash = setup->shards->drafter_hash().substr(0, 16);
+    identity.slices += fmt::format("; drafter {}", hash);
+    spdlog::info("drafter {}: {} layers, blocks of {}, taps of layers {}", hash, drafter->model.layer_count(),
+                 drafter->block_size, fmt::join(drafter->target_layers, ", "));
+  }
   identity.rank = static_cast<uint32_t>(rank);
   identity.world = static_cast<uint32_t>(world);
   identity.host = setup->host_label();
@@ -232,7 +247,8 @@ absl::Status load_rank(RankSetup& setup) {
   const auto start = std::chrono::steady_clock::now();
   if (absl::Status status = setup.shards->load(setup.rank, *setup.ops); !status.ok()) return status;
   setup.shards->close_files();
-  auto runner = PassRunner::create(*setup.ops, setup.shards->model(setup.rank), setup.runner_options);
+  auto runner = PassRunner::create(*setup.ops, setup.shards->model(setup.rank), setup.runner_options,
+                                   setup.shards->drafter(setup.rank));
   if (!runner.ok()) return runner.status();
   setup.runner = *std::move(runner);
   if (absl::Status status = open_states(setup); !status.ok()) return status;

@@ -51,13 +51,15 @@ class Walker {
     return plan;
   }
 
-  SequencePlan window_plan(const std::vector<uint32_t>& drafts, uint32_t mtp_steps, bool use_mtp) {
+  SequencePlan window_plan(const std::vector<uint32_t>& drafts, uint32_t mtp_steps, bool use_mtp,
+                           uint32_t block_drafts = 0) {
     SequencePlan plan = begin(use_mtp);
     plan.tokens.push_back(static_cast<int32_t>(tokens_.back()));
     plan.certain = 1;
     for (const uint32_t id : drafts) plan.tokens.push_back(static_cast<int32_t>(id));
     plan.mtp_steps = mtp_steps;
-    for (uint32_t row = 0; row < plan.tokens.size() + mtp_steps; ++row) plan.wants.push_back({row, kFullRow});
+    plan.block_drafts = block_drafts;
+    for (uint32_t row = 0; row < plan.tokens.size() + plan.drafted(); ++row) plan.wants.push_back({row, kFullRow});
     return plan;
   }
 
@@ -225,6 +227,7 @@ class CellRunner {
 
  private:
   bool use_mtp() const { return cell_.draft == CellDraft::kMtp; }
+  bool use_block() const { return cell_.draft == CellDraft::kDflash; }
 
   // Whether the tested sequence moves before its next pass.
   bool moves() const {
@@ -255,6 +258,7 @@ class CellRunner {
     }
     PassPlan plan;
     plan.sequences.push_back(main_->again(to, spare, use_mtp()));
+    plan.sequences.back().use_block = use_block();
     return executor_.execute(plan).status();
   }
 
@@ -266,7 +270,10 @@ class CellRunner {
     // The tested sequence is first, in the middle or last among its mates.
     const size_t place = mates_.empty() ? 0 : rounds_ % (mates_.size() + 1);
     for (size_t i = 0; i <= mates_.size(); ++i) {
-      if (i == place) plan.sequences.push_back(with_draws(main_plan()));
+      if (i == place) {
+        plan.sequences.push_back(with_draws(main_plan()));
+        plan.sequences.back().use_block = use_block();
+      }
       if (i < mates_.size()) plan.sequences.push_back(mate_plan(i));
     }
     ++rounds_;
@@ -337,6 +344,8 @@ class CellRunner {
         return main_->window_plan(drafter_->propose(main_->tokens(), count).ids, 0, false);
       case CellDraft::kMtp:
         return main_->window_plan({}, static_cast<uint32_t>(count), true);
+      case CellDraft::kDflash:
+        return main_->window_plan({}, 0, false, std::min(static_cast<uint32_t>(count), inputs_.block_drafts));
       case CellDraft::kMixed:
         return main_->window_plan(mixed_drafts(expected_, reply, count), 0, false);
       case CellDraft::kAdversary:

@@ -17,7 +17,8 @@ struct CellInputs {
   std::vector<std::vector<uint32_t>> mates;  // prompts of the other sequences, three of them
   uint32_t reply_tokens = 12;
   uint64_t seed = 7;
-  bool has_states = true;  // the model has recurrent states: a sequence that moves wants a snapshot
+  uint32_t block_drafts = 0;  // most drafts of the block drafter; 0: there is none
+  bool has_states = true;     // the model has recurrent states: a sequence that moves wants a snapshot
 };
 
 struct CellResult {

@@ -12,6 +12,7 @@ enum class CellDraft : uint8_t {
   kOff,
   kCopy,       // suffix match in the history
   kMtp,        // the model's own MTP layer, chained
+  kDflash,     // a block drafter of its own
   kMixed,      // the right tokens with some made wrong: every number of accepted rows occurs
   kAdversary,  // windows of changing width, in turn all right, all wrong, one token repeated, and noise
 };
@@ -46,8 +47,8 @@ struct Axes {
   std::vector<std::string> transports = {"local", "ucx"};
   std::vector<std::string> variants;  // filled in from the backend and the machine
   std::vector<int> threads = {1, 2};
-  std::vector<CellDraft> drafts = {CellDraft::kOff, CellDraft::kCopy, CellDraft::kMtp, CellDraft::kMixed,
-                                   CellDraft::kAdversary};
+  std::vector<CellDraft> drafts = {CellDraft::kOff,    CellDraft::kCopy,  CellDraft::kMtp,
+                                   CellDraft::kDflash, CellDraft::kMixed, CellDraft::kAdversary};
   std::vector<int> widths = {2, 3, 4, 5, 6, 7, 8};
   std::vector<int> chunks = {1, 7, 64, 0};
   std::vector<bool> mates = {false, true};
@@ -57,8 +58,9 @@ struct Axes {
 };
 
 /// All combinations, those that share a cluster (world, transport, ISA, threads) together. A world of one has no
-/// transport and appears once. `has_mtp` false leaves the MTP drafts out; worlds wider than `widest` are left out.
-std::vector<Cell> product(const Axes& axes, bool has_mtp, int widest);
+/// transport and appears once. `has_mtp` false leaves the MTP drafts out, `has_block` false
+/// the block drafter's; worlds wider than `widest` are left out.
+std::vector<Cell> product(const Axes& axes, bool has_mtp, bool has_block, int widest);
 
 /// A part of `cells` in which every pair of values of two axes that occurs in `cells` still occurs, at least `at_least`
 /// cells if there are as many; the same choice every time.

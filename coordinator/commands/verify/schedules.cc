@@ -225,9 +225,12 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
   const int64_t each = static_cast<int64_t>(longest + inputs.reply_tokens + 16 + kMaxWindow) / kPageSize + 1;
   const int64_t pages = (kStreams + 1) * each;
   for (const int world : options.worlds) {
-    const BackendOptions backend = {
-        .backend = options.backend, .isa = "auto", .threads = 1, .kv_format = options.kv_format};
-    auto shards = ModelShards::load_all(options.model_dir, world, backend);
+    const BackendOptions backend = {.backend = options.backend,
+                                    .isa = "auto",
+                                    .threads = 1,
+                                    .kv_format = options.kv_format,
+                                    .precision = options.precision};
+    auto shards = ModelShards::load_all(options.model_dir, world, backend, nullptr, options.drafter_dir);
     if (!shards.ok()) return shards.status();
     LocalClusterOptions cluster_options;
     cluster_options.transport = options.transport;
@@ -241,6 +244,7 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
     model.context = static_cast<uint32_t>(pages * kPageSize);
     model.vocabulary = static_cast<uint32_t>((*shards)->shape(0).vocab);
     model.has_mtp = (*shards)->shape(0).has_mtp;
+    model.block_size = (*shards)->block_size();
     model.has_states = !(*shards)->shape(0).recurrent.empty();
     for (const CellSchedule schedule :
          {CellSchedule::kAlone, CellSchedule::kMixed, CellSchedule::kPreempted, CellSchedule::kBackground}) {

@@ -23,8 +23,10 @@ std::string schedule_name(CellSchedule schedule);
 
 struct ScheduleOptions {
   std::string model_dir;
+  std::string drafter_dir;  // of a block drafter; empty: none
   std::string backend = "cpu";
   std::string kv_format = "bf16";  // cuda
+  std::string precision = "checkpoint";
   std::string transport = "local";
   std::vector<int> worlds = {1, 2, 3};
 };

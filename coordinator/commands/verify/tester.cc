@@ -43,9 +43,10 @@ class Bench {
     if (shards_ != nullptr && shards_->world() == world && decorated_ == decorated) return shards_.get();
     cluster_.reset();
     shards_.reset();
-    const BackendOptions packer = {.backend = options_.backend, .isa = "auto", .threads = 1};
+    const BackendOptions packer = {
+        .backend = options_.backend, .isa = "auto", .threads = 1, .precision = options_.precision};
     auto loaded = ModelShards::load_all(options_.model_dir, world, packer,
-                                        decorated ? options_.decorate : ModelShards::Decorate());
+                                        decorated ? options_.decorate : ModelShards::Decorate(), options_.drafter_dir);
     if (!loaded.ok()) return loaded.status();
     shards_ = *std::move(loaded);
     decorated_ = decorated;
@@ -148,15 +149,17 @@ absl::StatusOr<std::string> explain(const TesterOptions& options, const Axes& ax
   return place.empty() ? std::string("no intermediate value differs: look at the head and the sampler") : place;
 }
 
-absl::Status add_schedules(const TesterOptions& options, const Axes& axes, const ModelShape& shape,
-                           const CellInputs& inputs, TesterReport* report) {
+absl::Status add_schedules(const TesterOptions& options, const Axes& axes, int widest, const CellInputs& inputs,
+                           TesterReport* report) {
   ScheduleOptions schedules;
   schedules.model_dir = options.model_dir;
+  schedules.drafter_dir = options.drafter_dir;
   schedules.backend = options.backend;
   schedules.kv_format = options.kv_format;
+  schedules.precision = options.precision;
   schedules.worlds = {1};
   for (const int world : axes.worlds) {
-    if (world > 1 && world <= 3 && world <= shape.slices.widest_world()) schedules.worlds.push_back(world);
+    if (world > 1 && world <= 3 && world <= widest) schedules.worlds.push_back(world);
   }
   absl::StatusOr<std::vector<ScheduleOutcome>> outcomes = run_schedules(schedules, inputs);
   if (!outcomes.ok()) return outcomes.status();
@@ -207,7 +210,12 @@ absl::StatusOr<TesterReport> run_tester(const TesterOptions& options) {
   CellInputs inputs =
       make_inputs(static_cast<uint32_t>(shape.vocab), options.prompt_tokens, options.reply_tokens, options.seed);
   inputs.has_states = !shape.recurrent.empty();
-  std::vector<Cell> cells = product(axes, shape.has_mtp, static_cast<int>(shape.slices.widest_world()));
+  inputs.block_drafts = (*alone)->block_size() > 0 ? (*alone)->block_size() - 1 : 0;
+  int widest = static_cast<int>(shape.slices.widest_world());
+  if (const BlockDrafter* drafter = (*alone)->drafter(0); drafter != nullptr) {
+    widest = std::min(widest, static_cast<int>(drafter->shape().slices.widest_world()));
+  }
+  std::vector<Cell> cells = product(axes, shape.has_mtp, inputs.block_drafts > 0, widest);
   if (!options.full) cells = pairwise_sample(cells, options.sample);
 
   TesterReport report;
@@ -248,7 +256,7 @@ absl::StatusOr<TesterReport> run_tester(const TesterOptions& options) {
     if (report.different >= options.stop_after) break;
   }
   if (options.schedules && !options.decorate) {
-    if (absl::Status status = add_schedules(options, axes, shape, inputs, &report); !status.ok()) return status;
+    if (absl::Status status = add_schedules(options, axes, widest, inputs, &report); !status.ok()) return status;
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;

@@ -19,11 +19,13 @@ namespace tensorfold {
 
 struct TesterOptions {
   std::string model_dir;
+  std::string drafter_dir;  // of a block drafter; empty: none
   std::string backend = "cpu";
   std::string kv_format = "bf16";  // cuda
-  Axes axes;                       // empty variants: all that backend and machine have
-  bool full = false;               // the whole product; else a sample that covers every pair of axis values
-  size_t sample = 0;               // at least so many cells
+  std::string precision = "checkpoint";
+  Axes axes;          // empty variants: all that backend and machine have
+  bool full = false;  // the whole product; else a sample that covers every pair of axis values
+  size_t sample = 0;  // at least so many cells
   uint32_t prompt_tokens = 70;
   uint32_t reply_tokens = 12;
   uint64_t seed = 1;

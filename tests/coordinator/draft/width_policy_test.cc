@@ -228,6 +228,51 @@ TEST(WidthPolicy, AutoPicksTheBetterSource) {
   EXPECT_EQ(policy.choose(std::vector<WidthRequest>{request})[0].kind, DraftKind::kNone);
 }
 
+// Protects `auto` with a block drafter: it drafts where its tokens a millisecond are the most, its one step is paid
+// once however many tokens it gives, and it never gives more than a block has.
+TEST(WidthPolicy, AutoWeighsBlocks) {
+  WidthRequest request = mtp_request();
+  request.kind = DraftKind::kAuto;
+  request.block_drafts = 5;
+  const auto choose = [&](double block_ms, size_t kept) {
+    WidthPolicy policy;
+    record_costs(policy, 0.1);
+    policy.record_mtp_step(1.0);
+    policy.record_block(block_ms);
+    record_windows(policy, DraftKind::kMtp, 0, 7, 5, 100);
+    record_windows(policy, DraftKind::kDflash, 0, 5, kept, 100);
+    return policy.choose(std::vector<WidthRequest>{request})[0];
+  };
+  // As good as chained steps and cheaper: all of a block.
+  EXPECT_EQ(choose(1.0, 5).kind, DraftKind::kDflash);
+  EXPECT_EQ(choose(1.0, 5).drafts, 5u);
+  // As good and dearer than all those steps; or cheap and never kept.
+  EXPECT_EQ(choose(9.0, 5).kind, DraftKind::kMtp);
+  EXPECT_EQ(choose(1.0, 0).kind, DraftKind::kMtp);
+  // Pinned, it is that or nothing; a dear block whose first draft alone is kept is not worth it.
+  request.kind = DraftKind::kDflash;
+  EXPECT_EQ(choose(9.0, 5).kind, DraftKind::kDflash);
+  EXPECT_EQ(choose(20.0, 1).drafts, 0u);
+  request.block_drafts = 0;
+  EXPECT_EQ(choose(1.0, 5).kind, DraftKind::kNone);
+  request.kind = DraftKind::kMtp;
+  request.block_drafts = 5;
+  EXPECT_EQ(choose(1.0, 5).kind, DraftKind::kMtp);
+}
+
+// Protects the cost of blocks: one step a pass, whatever its rows, never under what was measured.
+TEST(WidthPolicy, ABlockIsOneStep) {
+  WidthPolicy policy;
+  record_costs(policy, 0.05);
+  policy.record_block(9.0);
+  for (const size_t rows : {1u, 4u, 32u}) {
+    EXPECT_NEAR(policy.pass_ms(rows, 0, true) - policy.pass_ms(rows, 0), 9.0, 1e-9);
+  }
+  policy.record_block(std::numeric_limits<double>::quiet_NaN());
+  policy.record_block(-1.0);
+  EXPECT_NEAR(policy.pass_ms(4, 0, true) - policy.pass_ms(4, 0), 9.0, 1e-9);
+}
+
 // Protects batches: rows go to the sequences whose drafts are kept.
 TEST(WidthPolicy, SharesRowsByWorth) {
   WidthPolicy policy;

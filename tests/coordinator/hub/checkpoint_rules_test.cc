@@ -38,5 +38,18 @@ TEST(PullRules, Shards) {
   EXPECT_THAT(shards_of_rank(*config, map), testing::ElementsAre("2", "3"));
 }
 
+// Block drafters are fetched, too, and refused by their own rules before any weight.
+TEST(PullRules, BlockDrafters) {
+  for (const char* name : {"dflash/config.json", "dflash2/config.json"}) {
+    const std::string config = fixture(name);
+    EXPECT_TRUE(examine_config(config, "", "m", PullRank{1, 8}).ok()) << name;
+    EXPECT_FALSE(examine_config(config, "", "m", PullRank{0, 9}).ok()) << name;
+  }
+  const absl::StatusOr<ModelConfig> other =
+      examine_config(R"({"architectures": ["DFlash3DraftModel"], "model_type": "qwen3"})", "", "m", std::nullopt);
+  ASSERT_FALSE(other.ok());
+  EXPECT_THAT(std::string(other.status().message()), testing::HasSubstr("Read are: DFlashDraftModel"));
+}
+
 }  // namespace
 }  // namespace tensorfold

@@ -68,6 +68,39 @@ TEST(MemoryPlan, IsWhatTheRunnerAllocates) {
   }
 }
 
+// Protects: a block drafter's keys are planned to the byte, in every page, and its weights and taps have a line; where
+// nothing would use it, it costs nothing.
+TEST(MemoryPlan, CountsABlockDrafter) {
+  Planned planned("qwen3_5");
+  const MemoryPlan plain = planned.plan();
+  planned.profile.draft.model = kFixtures + "dflash2";
+  for (const char* kind : {"dflash", "auto"}) {
+    planned.profile.draft.kind = kind;
+    const MemoryPlan plan = planned.plan();
+    const std::unique_ptr<Ops> ops = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+    auto shards = *ModelShards::load_all(planned.profile.model.path, 1, *ops, planned.profile.draft.model);
+    RunnerOptions options;
+    options.pages = plan.pages;
+    auto runner = *PassRunner::create(*ops, shards->model(0), options, shards->drafter(0));
+    EXPECT_EQ(bytes_of(plan, "pages"), runner->kv_bytes()) << kind;
+    EXPECT_EQ(plan.page_bytes, runner->page_bytes()) << kind;
+    EXPECT_GT(plan.page_bytes, plain.page_bytes) << kind;
+    EXPECT_GE(bytes_of(plan, "drafter"), shards->drafter(0)->weight_bytes()) << kind;
+  }
+  planned.profile.draft.kind = "copy";
+  EXPECT_EQ(planned.plan().page_bytes, plain.page_bytes);
+  EXPECT_EQ(bytes_of(planned.plan(), "drafter"), 0);
+  // As many bytes hold fewer pages.
+  planned.profile.memory.kv_pages = 0;
+  const int64_t without = planned.plan().pages;
+  planned.profile.draft.kind = "dflash";
+  EXPECT_LT(planned.plan().pages, without);
+  planned.profile.draft.model = kFixtures + "qwen3";
+  const auto refused = make_memory_plan(planned.profile, planned.checkpoint->config(), planned.facts, 0);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("DFlashDraftModel"));
+}
+
 // Protects: every rank has the same pages, and ranks of a world together hold what one rank does, but for what is whole
 // on each.
 TEST(MemoryPlan, RanksShare) {

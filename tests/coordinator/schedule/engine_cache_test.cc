@@ -323,7 +323,11 @@ class FolderForStates {
       : path_(std::filesystem::temp_directory_path() / ("tensorfold-cache-" + std::to_string(::getpid()))) {
     std::filesystem::remove_all(path_);
   }
-  ~FolderForStates() { std::filesystem::remove_all(path_); }
+  ~FolderForStates() {
+    // A world that lives longer may be writing there still.
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
   std::string path() const { return path_.string(); }
   std::vector<std::string> files(const std::string& part) const {
     std::vector<std::string> found;

@@ -114,5 +114,64 @@ TEST(LatentConfig, DeepseekV4Refusals) {
   EXPECT_THAT(error_with("deepseek_v4_released", R"({"rope_scaling": {"type": "longrope"}})"), HasSubstr("longrope"));
 }
 
+// Protects: deepseek_v41's facts: which layer makes rows, which chooses, for which others; engram tables.
+TEST(DeepseekV41Config, SourcesByLayer) {
+  const auto config = read_config(kFixtures + "deepseek_v41");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const SharedLatentsConfig& shared = config->shared_latents;
+  EXPECT_THAT(shared.tokens, ElementsAre(0, 0, 2, 2, 1, 1, 1, 1));
+  EXPECT_THAT(shared.kv_source, ElementsAre(-1, -1, 2, 2, 4, 4, 4, 4));
+  EXPECT_THAT(shared.index_source, ElementsAre(-1, -1, 2, 2, 4, 4, 6, 6));
+  EXPECT_EQ(shared.candidate_layer, 4);
+  EXPECT_EQ(shared.candidate_blocks, 3);
+  EXPECT_EQ(shared.candidate_block, 2);
+  EXPECT_EQ(config->count(LayerKind::kWindow), 2);
+  EXPECT_EQ(config->count(LayerKind::kWindowAndChosen), 6);
+  EXPECT_EQ(config->latent.pooled_rope.type, RopeType::kYarn);
+  EXPECT_EQ(config->rope.type, RopeType::kDefault);
+  EXPECT_EQ(config->rms_norm_eps, 1e-20);
+  EXPECT_THAT(config->engram.layers, ElementsAre(1, 5));
+  EXPECT_EQ(config->engram.heads(), 8);
+  EXPECT_EQ(config->mtp_layers, 0);
+  EXPECT_THAT(config->quantization.kinds,
+              ::testing::UnorderedElementsAre(StoredKind::kFp8, StoredKind::kMxfp4, StoredKind::kMxfp8));
+}
+
+// Protects: what deepseek_v41 would compute wrongly is refused by its key.
+TEST(DeepseekV41Config, Refusals) {
+  const auto refused = [](std::string_view changes) { return error_with("deepseek_v41", changes); };
+  EXPECT_EQ(refused("{}"), "no error");
+  EXPECT_EQ(refused(R"({"candidate_source_layer_id": -1})"), "no error");
+  EXPECT_EQ(refused(R"({"engram_layer_ids": []})"), "no error");
+  EXPECT_THAT(refused(R"({"compress_ratios": [0, 0, 2]})"), HasSubstr("compress_ratios"));
+  EXPECT_THAT(refused(R"({"compress_ratios": [0, 0, 3, 3, 1, 1, 1, 1]})"), HasSubstr("compress_ratios"));
+  EXPECT_THAT(refused(R"({"compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1]})"), HasSubstr("for layer 1"));
+  EXPECT_THAT(refused(R"({"compress_ratios": [0, 0, 2, 1, 1, 1, 1, 1]})"), HasSubstr("for layer 3"));
+  EXPECT_THAT(refused(R"({"compress_ratios": [0, 0, 0, 2, 1, 1, 1, 1]})"), HasSubstr("kv_source_layer_ids"));
+  EXPECT_THAT(refused(R"({"kv_source_layer_ids": [4, 2]})"), HasSubstr("ascending"));
+  EXPECT_THAT(refused(R"({"kv_source_layer_ids": [2, 4, 8]})"), HasSubstr("kv_source_layer_ids"));
+  EXPECT_THAT(refused(R"({"index_source_layer_ids": [2, 6]})"), HasSubstr("layer 4 is not"));
+  EXPECT_THAT(refused(R"({"candidate_source_layer_id": 5})"), HasSubstr("candidate_source_layer_id"));
+  EXPECT_THAT(refused(R"({"candidate_source_layer_id": 2})"), HasSubstr("candidate_source_layer_id"));
+  EXPECT_THAT(refused(R"({"candidate_topk_blocks": 0})"), HasSubstr("candidate_topk_blocks"));
+  EXPECT_THAT(refused(R"({"engram_num_embeddings": [546]})"), HasSubstr("engram_num_embeddings"));
+  EXPECT_THAT(refused(R"({"engram_pad_token_id": 512})"), HasSubstr("engram_pad_token_id"));
+  EXPECT_THAT(refused(R"({"engram_compressed_vocab_size": null})"), HasSubstr("engram_compressed_vocab_size"));
+  EXPECT_THAT(refused(R"({"gate_temp": 2})"), HasSubstr("gate_temp"));
+  EXPECT_THAT(refused(R"({"topk_method": "greedy"})"), HasSubstr("topk_method"));
+}
+
+// Protects: the token classes are a part of what ranks must agree on.
+TEST(DeepseekV41Config, ClassesAreInTheText) {
+  auto config = read_config(kFixtures + "deepseek_v41");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const std::string without = canonical_text(*config);
+  config->engram.class_of = std::make_shared<const std::vector<int32_t>>(std::vector<int32_t>{0, 1, 1});
+  const std::string with = canonical_text(*config);
+  config->engram.class_of = std::make_shared<const std::vector<int32_t>>(std::vector<int32_t>{0, 1, 2});
+  EXPECT_NE(with, without);
+  EXPECT_NE(with, canonical_text(*config));
+}
+
 }  // namespace
 }  // namespace tensorfold

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -23,9 +25,9 @@ constexpr const char* kStored[] = {"fp8_block",     "fp8_tensor",     "nvfp4_mod
 // Freshly generated fixtures may be tested too: TENSORFOLD_FIXTURES names a folder of such folders.
 std::vector<std::string> fixture_folders() {
   std::vector<std::string> folders;
-  for (const char* name :
-       {"llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "nemotron_h",
-        "qwen4_exp", "glm5_next", "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released"}) {
+  for (const char* name : {"llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe", "qwen3_next",
+                           "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next", "glm5_next_mtp", "deepseek_v4",
+                           "deepseek_v4_released", "deepseek_v4_quantised", "deepseek_v41"}) {
     folders.push_back(kSource + "/tests/fixtures/" + name);
   }
   for (const char* name : kStored) folders.push_back(kSource + "/tests/fixtures/" + name);
@@ -126,19 +128,28 @@ double standard_deviation(const std::vector<float>& values) {
   return std::sqrt(sum / static_cast<double>(values.size()));
 }
 
-// Largest difference in units of the expected logits' standard deviation.
-double worst_error(const std::vector<float>& expected, const std::vector<int64_t>& positions,
-                   const std::map<int64_t, std::vector<float>>& rows) {
-  double worst = 0;
+// Each row's largest difference in units of the expected logits' standard deviation, ascending.
+std::vector<double> row_errors(const std::vector<float>& expected, const std::vector<int64_t>& positions,
+                               const std::map<int64_t, std::vector<float>>& rows) {
+  const double deviation = standard_deviation(expected);
   const size_t vocab = expected.size() / positions.size();
+  std::vector<double> errors;
   for (size_t p = 0; p < positions.size(); ++p) {
     const auto row = rows.find(positions[p]);
-    if (row == rows.end()) return INFINITY;
-    for (size_t i = 0; i < vocab; ++i) {
-      worst = std::max(worst, std::abs(static_cast<double>(expected[p * vocab + i]) - row->second[i]));
+    double worst = row == rows.end() ? INFINITY : 0;
+    for (size_t i = 0; row != rows.end() && i < vocab; ++i) {
+      const double difference = std::abs(static_cast<double>(expected[p * vocab + i]) - row->second[i]);
+      worst = std::max(worst, std::isnan(difference) ? INFINITY : difference);
     }
+    errors.push_back(worst / deviation);
   }
-  return worst / standard_deviation(expected);
+  std::sort(errors.begin(), errors.end());
+  return errors;
+}
+
+double worst_error(const std::vector<float>& expected, const std::vector<int64_t>& positions,
+                   const std::map<int64_t, std::vector<float>>& rows) {
+  return row_errors(expected, positions, rows).back();
 }
 
 class Expected {
@@ -178,6 +189,31 @@ TEST(Fixtures, LogitsAgreeWithFloat64) {
       }
     }
   }
+}
+
+// Protects: precision "full" leaves out the rounding that is a part of the model, and nothing else.
+TEST(Fixtures, FullPrecisionAgreesWithFloat64) {
+  BackendOptions full = kCpu;
+  full.precision = "full";
+  int checked = 0;
+  for (const std::string& dir : fixture_folders()) {
+    const Expected expected(dir + "/expected.safetensors");
+    if (!expected.has("full.logits")) continue;
+    SCOPED_TRACE(dir);
+    const std::vector<int64_t> ids = expected.ints("input_ids");
+    for (const int ranks : legal_worlds(dir)) {
+      World world = open_world(dir, ranks, static_cast<int64_t>(ids.size()) / kPageTokens + 1, full);
+      ASSERT_NE(world.cluster, nullptr);
+      const Rows rows = run_tokens(world, ids, 37);
+      const double error = worst_error(expected.floats("full.logits"), expected.ints("positions"), rows.logits);
+      std::printf("%s full, ranks %d: worst logit error %.2e of the standard deviation\n", dir.c_str(), ranks, error);
+      EXPECT_LT(error, 2e-4);
+      // The two are far from each other, so that neither can pass for the other.
+      EXPECT_GT(worst_error(expected.floats("logits"), expected.ints("positions"), rows.logits), 1e-2);
+    }
+    ++checked;
+  }
+  EXPECT_GE(checked, 1);
 }
 
 // Protects: formats whose blocks are larger than a rank's share: the same numbers, to fp32 accuracy, at every world.
@@ -268,6 +304,37 @@ int wrong_choices(const std::vector<float>& expected, const std::vector<int64_t>
   return wrong;
 }
 
+// Families with operations that the CUDA backend has not: refused by name when they are loaded.
+constexpr std::array kNotOnGpu = {"nemotron_h", "qwen4_exp", "glm5_next", "deepseek_v4"};
+
+// How far rows may be from float64. What bf16 inputs of products cost by themselves, seen on the CPU backend with
+// nothing but those rounded to bf16: dense models' worst rows are 0.028, 0.020, 0.022, 0.014 away; qwen3_5's 0.19,
+// whose delta net of 32-wide heads amplifies them (0.05 with the delta net's own projection unrounded). Where experts
+// are nearly tied a row may choose another one, which is no small error: one of qwen3_moe's 49 rows is 0.49 away and
+// the others at most 0.018; qwen3_next's worst is 0.87, with a median of 0.023; qwen3_5_moe's 0.42 (its MTP logits
+// 0.43), median 0.022.
+struct Allowance {
+  double worst = 4e-2;
+  double within = 1.0;  // share of the rows that must be within kGpuError
+};
+constexpr double kGpuError = 4e-2;
+
+Allowance allowance_of(const std::string& fixture) {
+  if (fixture == "qwen3_5") return {0.25, 0.7};
+  if (fixture == "qwen3_moe") return {1.0, 0.8};
+  if (fixture == "qwen3_next" || fixture == "qwen3_5_moe") return {1.2, 0.6};
+  return {};
+}
+
+void expect_accuracy(const std::string& what, const std::vector<double>& errors, const Allowance& allowed) {
+  const auto within = std::upper_bound(errors.begin(), errors.end(), kGpuError) - errors.begin();
+  std::printf("%s: worst error %.2e of the standard deviation, median %.2e, %d of %d rows within %.0e\n", what.c_str(),
+              errors.back(), errors[errors.size() / 2], static_cast<int>(within), static_cast<int>(errors.size()),
+              kGpuError);
+  EXPECT_LT(errors.back(), allowed.worst) << what;
+  EXPECT_GE(static_cast<double>(within), allowed.within * static_cast<double>(errors.size())) << what;
+}
+
 class FixturesOnGpu : public ::testing::TestWithParam<const char*> {};
 
 // Protects: the CUDA backend computes the same models, to the accuracy of bf16 products, as graphs and launch by
@@ -280,37 +347,30 @@ TEST_P(FixturesOnGpu, LogitsAgreeWithFloat64) {
   const std::unique_ptr<Ops> packer = *make_backend(backend);
   for (const std::string& dir : fixture_folders()) {
     SCOPED_TRACE(dir);
-    if (read_config(dir)->experts.count > 0 && !packer->supports_experts()) {
+    const std::string name = std::filesystem::path(dir).filename().string();
+    if (std::any_of(kNotOnGpu.begin(), kNotOnGpu.end(), [&](const char* family) { return name.starts_with(family); })) {
       const auto shards = ModelShards::load_all(dir, 1, *packer);
       ASSERT_FALSE(shards.ok());
       EXPECT_THAT(std::string(shards.status().message()), ::testing::HasSubstr("does not compute"));
       continue;
     }
-    // What bf16 inputs of products cost by themselves: the CPU backend with nothing but those rounded to bf16 is 0.028,
-    // 0.020, 0.022, 0.014 away on the other fixtures and 0.19 on qwen3_5, whose delta net of 32-wide heads amplifies
-    // them (0.05 with the delta net's own projection unrounded).
-    const double kLimit = dir.ends_with("qwen3_5") ? 0.25 : 4e-2;
+    const Allowance allowed = allowance_of(name);
     const Expected expected(dir + "/expected.safetensors");
     const std::vector<int64_t> ids = expected.ints("input_ids");
     const std::vector<int64_t> positions = expected.ints("positions");
     const std::vector<float> logits = expected.floats("logits");
-    const double margin = kLimit * standard_deviation(logits);
+    const double margin = allowed.worst * standard_deviation(logits);
     for (const int ranks : {1, 3}) {
       World world = open_world(dir, ranks, static_cast<int64_t>(ids.size()) / kPageTokens + 1, backend);
       ASSERT_NE(world.cluster, nullptr);
       for (const int64_t chunk : {int64_t{512}, int64_t{37}}) {
         const Rows rows = run_tokens(world, ids, chunk);
-        const double error = worst_error(logits, positions, rows.logits);
-        std::printf("%s ranks %d chunk %d: worst logit error %.2e of the standard deviation\n", dir.c_str(), ranks,
-                    static_cast<int>(chunk), error);
-        EXPECT_LT(error, kLimit);
+        const std::string what = fmt::format("{} ranks {} chunk {}", name, ranks, chunk);
+        expect_accuracy(what + ": logits", row_errors(logits, positions, rows.logits), allowed);
         EXPECT_EQ(wrong_choices(logits, positions, rows.logits, margin), 0);
         if (!expected.has("mtp_logits")) continue;
         const std::vector<int64_t> pairs(positions.begin(), positions.end() - 1);
-        const double mtp_error = worst_error(expected.floats("mtp_logits"), pairs, rows.mtp);
-        std::printf("%s ranks %d chunk %d: worst MTP logit error %.2e\n", dir.c_str(), ranks, static_cast<int>(chunk),
-                    mtp_error);
-        EXPECT_LT(mtp_error, kLimit);
+        expect_accuracy(what + ": MTP logits", row_errors(expected.floats("mtp_logits"), pairs, rows.mtp), allowed);
       }
     }
   }

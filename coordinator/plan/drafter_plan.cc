@@ -1,0 +1,45 @@
+#include "coordinator/plan/drafter_plan.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "worker/model/dflash.h"
+
+namespace tensorfold {
+namespace {
+
+constexpr int kMostFiles = 10'000;
+
+int64_t weight_file_bytes(const std::string& dir) {
+  int64_t bytes = 0;
+  int files = 0;
+  std::error_code none;
+  for (std::filesystem::directory_iterator at(dir, none), end; !none && at != end && ++files < kMostFiles;
+       at.increment(none)) {
+    std::error_code unreadable;
+    if (at->path().extension() == ".safetensors") bytes += static_cast<int64_t>(at->file_size(unreadable));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<DrafterPlan> plan_drafter(const Profile& profile, ShardSpec shard) {
+  const std::string dir = profile.draft.model_in_use();
+  if (dir.empty()) return DrafterPlan();
+  const absl::StatusOr<DflashConfig> config = read_dflash_config(dir);
+  if (!config.ok()) return config.status();
+  const absl::StatusOr<DrafterShape> shape = drafter_shape(*config, shard);
+  if (!shape.ok()) return shape.status();
+  DrafterPlan plan;
+  const int64_t all = weight_file_bytes(dir);
+  // The codebooks are whole on every rank, in two bytes a value as they are usually stored; the rest is cut.
+  const int64_t whole = std::min(all, 2 * config->model.vocab_size * config->selector_rank * 2);
+  plan.weight_bytes = whole + (all - whole + shard.world - 1) / shard.world;
+  plan.page_bytes = shape->page_bytes();
+  const int64_t row = static_cast<int64_t>(config->target_layers.size() + 4) * config->target_hidden;
+  plan.scratch_bytes = profile.schedule.max_batch_rows * row * static_cast<int64_t>(sizeof(float));
+  return plan;
+}
+
+}  // namespace tensorfold
