@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/numerics/check.h"
+#include "kernels/ops/fake_quantise.h"
 #include "kernels/ops/latent_ops.h"
 
 namespace tensorfold {

@@ -150,8 +150,6 @@ class Piece {
       launch(experts_.outer_formats()[0], p, true);
       return;
     }
-    // A slice has few columns: what a block has to find out first is spread over several tiles.
-    p.turns = rows_ <= 2 ? 1 : rows_ <= kFewExpertRows ? 2 : 4;
     p.out = memory_ + place_.outputs;
     p.out_stride = output_stride(experts_);
     p.matrix_stride = rows_ * slots_ * p.out_stride;

@@ -5,8 +5,8 @@ namespace tensorfold {
 bool launch_experts_affine4(const ExpertProductArgs& args, int sets, const ExpertGrid& grid, bool rows_way,
                             int chunk_rows, cudaStream_t stream) {
   constexpr CudaWeightKind kKind = CudaWeightKind::kAffine4;
-  using Few = ExpertShape<1, 2, 2, 2, 6>;
-  using Some = ExpertShape<2, 2, 2, 2, 4>;
+  using Few = ExpertShape<1, 4, 2, 2, 4>;
+  using Some = ExpertShape<2, 4, 2, 2, 3>;
   using Many = ExpertTileShape<2, 4, 3>;
   return sets == 1 ? launch_expert_shapes<kKind, 1, Few, Some, Many>(args, grid, rows_way, chunk_rows, stream)
                    : launch_expert_shapes<kKind, 2, Few, Some, Many>(args, grid, rows_way, chunk_rows, stream);

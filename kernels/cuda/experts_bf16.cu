@@ -4,7 +4,7 @@ namespace tensorfold {
 
 bool launch_experts_bf16(const ExpertProductArgs& args, const ExpertGrid& grid, bool rows_way, int chunk_rows,
                          cudaStream_t stream) {
-  return launch_expert_shapes<CudaWeightKind::kBf16, 0, ExpertShape<1, 2, 1, 2, 6>, ExpertShape<2, 2, 1, 2, 4>,
+  return launch_expert_shapes<CudaWeightKind::kBf16, 0, ExpertShape<1, 2, 2, 2, 3>, ExpertShape<2, 2, 2, 2, 3>,
                               ExpertTileShape<2, 3, 3>>(args, grid, rows_way, chunk_rows, stream);
 }
 

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kAtOnce = 9;  // slots of a row whose outputs are under way together
 constexpr unsigned kAll = 0xffffffffu;
 
 struct GroupArgs {
@@ -115,24 +114,15 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ E
   const float* y = a.y + blockIdx.z * a.matrix_stride + static_cast<int64_t>(row) * a.slots * a.y_stride + column;
   Lanes<W> sum = {};
   bool any = false;
-  for (int first = 0; first < a.slots; first += kAtOnce) {
-    // All loads first, so that their latencies overlap.
-    Lanes<W> part[kAtOnce] = {};
+#pragma unroll 8
+  for (int j = 0; j < a.slots; ++j) {
+    if (!there[j]) continue;
+    const Lanes<W> part = load_lanes<W>(y + j * a.y_stride);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int j = first + i;
-      if (j < a.slots && there[j]) part[i] = load_lanes<W>(y + j * a.y_stride);
+    for (int i = 0; i < W; ++i) {
+      sum.v[i] = any ? __fmaf_rn(weight[j], part.v[i], sum.v[i]) : __fmul_rn(weight[j], part.v[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int j = first + i;
-      if (j >= a.slots || !there[j]) continue;
-#pragma unroll
-      for (int w = 0; w < W; ++w) {
-        sum.v[w] = any ? __fmaf_rn(weight[j], part[i].v[w], sum.v[w]) : __fmul_rn(weight[j], part[i].v[w]);
-      }
-      any = true;
-    }
+    any = true;
   }
   store_lanes<W>(a.partial[blockIdx.z] + row * a.partial_stride + column, sum);
 }

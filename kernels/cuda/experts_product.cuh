@@ -40,14 +40,14 @@ struct ExpertShape {
 /// Weights to a slot, by a warp.
 __device__ __forceinline__ void copy_weights(uint32_t slot, const uint8_t* from, int bytes, uint32_t barrier,
                                              int lane) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(TF_NO_BULK)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (lane == 0) copy_bulk(slot, from, static_cast<uint32_t>(bytes), barrier);
 #else
   for (int at = 16 * lane; at < bytes; at += 16 * 32) copy_async16(slot + at, from + at, true);
   mbarrier_arrive_after_copies(barrier);
 #endif
 }
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(TF_NO_BULK)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 inline constexpr int kCopyArrivalsOfWarp = 1;
 #else
 inline constexpr int kCopyArrivalsOfWarp = 32;
@@ -103,26 +103,19 @@ __global__ void __launch_bounds__(32 * kExpertWarps, Shape::kBlocksPerSm)
   }
   __syncthreads();
   const int count = work.segment_count, rows = work.rows;
-  // A warp's tiles, kExpertWarps apart; all of a block's segments for one, then for the next.
-  const int first_tile =
-      kSum ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) * kExpertWarps * args.turns + warp;
-  if (!kSum && (count == 0 || first_tile >= work.segments[0].tiles)) return;
-  const int turns = kSum ? 1 : min(args.turns, (work.segments[0].tiles - first_tile + kExpertWarps - 1) / kExpertWarps);
+  const int tile = kSum ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) * kExpertWarps + warp;
+  if (!kSum && (count == 0 || tile >= work.segments[0].tiles)) return;
 
   // The copying end of the ring.
   const uint8_t* copy_from = nullptr;
-  int copy_segment = kSum ? warp : 0, copy_left = 0, copy_tile = first_tile, copy_turns = turns;
+  int copy_segment = kSum ? warp : 0, copy_left = 0;
   const auto fill = [&](int slot) {
     if (copy_left == 0) {
-      if (copy_segment >= count) {
-        if (kSum || --copy_turns <= 0) return;
-        copy_tile += kExpertWarps;
-        copy_segment = 0;
-      }
+      if (copy_segment >= count) return;
       const ExpertSegment& s = work.segments[copy_segment];
       copy_segment += kStep;
       copy_left = s.stages;
-      copy_from = s.data + static_cast<int64_t>(copy_tile) * s.tile_bytes;
+      copy_from = s.data + static_cast<int64_t>(tile) * s.tile_bytes;
     }
     const int stages = min(Shape::kSlotStages, copy_left);
     copy_weights(ring + slot * kSlotBytes, copy_from, stages * kStage, full + 8 * slot, lane);
@@ -133,63 +126,58 @@ __global__ void __launch_bounds__(32 * kExpertWarps, Shape::kBlocksPerSm)
   for (int i = 0; i < kSlots; ++i) fill(i);
   touch_activations(args, work, kSum);
 
-  const __nv_bfloat16* x_row[kRowTiles];  // of rows that there are not the last one's
+  int64_t x_row[kRowTiles];
 #pragma unroll
   for (int j = 0; j < kRowTiles; ++j) {
-    x_row[j] = args.x + 8 * (lane % 4);
+    x_row[j] = 8 * (lane % 4);
     if constexpr (!kSum) {
       const int pair = work.pair_of[min(8 * j + lane / 4, rows - 1)];
       x_row[j] += (args.inner ? pair / args.slots : pair) * args.x_stride;
     }
   }
-  const ExpertOut<kRowTiles> out(args, work, lane);
-  // The segment whose activations are asked for: from one segment's end on those of the next.
-  const __nv_bfloat16* x[kRowTiles];
-  uint4 b[kUnit][2][kRowTiles];
-  int columns = 0;  // that are left
-  bool whole = false;
-  // The unit's stage i. Whole: all 64 columns are there; else what lies beyond K must not count.
-  const auto load_x = [&](int i) {
+  int slot = 0;
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int s = kSum ? warp : 0; s < count; s += kStep) {
+    const ExpertSegment& segment = work.segments[s];
+    const __nv_bfloat16* x = args.x + segment.x_at;
+    int columns = segment.cols;  // that are left
+    float acc[1][kRowTiles][4] = {};
+    // `stages` (at most kUnit) at `at`, a place in the ring.
+    const auto multiply = [&](uint32_t at, auto whole, int stages) {
+      constexpr bool kWhole = decltype(whole)::value;
+      uint4 b[kUnit][2][kRowTiles];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < kUnit; ++i) {
 #pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-        const int column = i * kStageColumns + 32 * half;
-        if (whole) {
-          load_rows16(b[i][half][j], x[j] + column, true);
-        } else {
-          const bool present = column + 8 * (lane % 4) < columns;
-          if (!present) b[i][half][j] = make_uint4(0, 0, 0, 0);
-          load_rows16(b[i][half][j], x[j] + column, present);
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int j = 0; j < kRowTiles; ++j) {
+            const int column = i * kStageColumns + 32 * half;
+            const bool present = (kWhole || column + 8 * (lane % 4) < columns) && (j == 0 || 8 * j < rows);
+            if (!present) b[i][half][j] = make_uint4(0, 0, 0, 0);  // what lies beyond K must not count
+            load_rows16(b[i][half][j], x + x_row[j] + column, present);
+          }
         }
       }
-    }
-  };
-  const auto begin = [&](int s) {
-    columns = work.segments[s].cols;
-    whole = columns >= kUnit * kStageColumns;
+      WeightStage<kKind, kSets> w[2];
+      w[0].load_shared(at, lane);
 #pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) x[j] = x_row[j] + work.segments[s].x_at;
+      for (int i = 0; i < kUnit; ++i) {
+        if (kWhole || i < stages) {
+          if (i + 1 < kUnit && (kWhole || i + 1 < stages)) w[(i + 1) % 2].load_shared(at + (i + 1) * kStage, lane);
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) load_x(i);
-  };
-  int slot = 0, tile = first_tile;
-  uint32_t parity = 0;
-  int s = kSum ? warp : 0;
-  if (s < count) begin(s);
-#pragma unroll 1
-  for (int turns_left = turns; s < count;) {
-    const ExpertSegment& segment = work.segments[s];
-    float acc[1][kRowTiles][4] = {};
-    const auto multiply = [&](const WeightStage<kKind, kSets>& w, int i) {
+          for (int half = 0; half < 2; ++half) {
+            Bf16x2 a[2][4];
+            w[i % 2].fragments(half, a);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Bf16x2 a[2][4];
-        w.fragments(half, a);
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[0], b[i][half][j].x, b[i][half][j].y);
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) mma_m16n8k16(acc[0][j], a[1], b[i][half][j].z, b[i][half][j].w);
+            for (int j = 0; j < kRowTiles; ++j) {
+              const uint4 v = b[i][half][j];
+              mma_m16n8k16(acc[0][j], a[0], v.x, v.y);
+              mma_m16n8k16(acc[0][j], a[1], v.z, v.w);
+            }
+          }
+        }
       }
     };
 #pragma unroll 1
@@ -200,50 +188,32 @@ __global__ void __launch_bounds__(32 * kExpertWarps, Shape::kBlocksPerSm)
       left -= in_slot;
 #pragma unroll 1
       for (; in_slot > 0; in_slot -= kUnit) {
-        WeightStage<kKind, kSets> w[2];
-        w[0].load_shared(at, lane);
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) x[j] += kUnit * kStageColumns;
-        columns -= kUnit * kStageColumns;
-        if (in_slot >= kUnit) {
-          // The next unit's activations take the place of each stage's as soon as it is done.
-          whole = columns >= kUnit * kStageColumns;
-#pragma unroll
-          for (int i = 0; i < kUnit; ++i) {
-            if (i + 1 < kUnit) w[(i + 1) % 2].load_shared(at + (i + 1) * kStage, lane);
-            multiply(w[i % 2], i);
-            load_x(i);
-          }
+        // The last unit of a segment may end inside its columns, or have fewer stages.
+        if (in_slot >= kUnit && (left > 0 || in_slot > kUnit || columns >= kUnit * kStageColumns)) {
+          multiply(at, std::true_type(), kUnit);
         } else {
-#pragma unroll
-          for (int i = 0; i + 1 < kUnit; ++i) {
-            if (i >= in_slot) break;
-            if (i + 1 < in_slot) w[(i + 1) % 2].load_shared(at + (i + 1) * kStage, lane);
-            multiply(w[i % 2], i);
-          }
+          multiply(at, std::false_type(), in_slot);
         }
         at += kUnit * kStage;
+        x += kUnit * kStageColumns;
+        columns -= kUnit * kStageColumns;
       }
       __syncwarp();
       fill(slot);
       if (++slot == kSlots) slot = 0, parity ^= 1;
     }
-    const int done = s, done_tile = tile;
-    s += kStep;
-    if (!kSum && s == count && --turns_left > 0) s = 0, tile += kExpertWarps;
-    if (s < count) begin(s);
     if constexpr (kSum) {
       if (lane % 4 == 0) {
-        slot_out[done][lane / 4] = acc[0][0][0];
-        slot_out[done][lane / 4 + 8] = acc[0][0][2];
+        slot_out[s][lane / 4] = acc[0][0][0];
+        slot_out[s][lane / 4 + 8] = acc[0][0][2];
       }
     } else {
-      out.store(args, segment, done_tile, acc);
+      store_expert<Shape::kRows>(args, work, segment, tile, lane, acc);
     }
   }
   if constexpr (kSum) {
     __syncthreads();
-    const int column = first_tile * kTileRows + static_cast<int>(threadIdx.x);
+    const int column = tile * kTileRows + static_cast<int>(threadIdx.x);
     if (threadIdx.x >= kTileRows || column >= args.partial_cols) return;
     float sum = 0.0f;
     for (int s = 0; s < count; ++s) {
@@ -261,8 +231,8 @@ bool launch_expert_kernel(const ExpertProductArgs& args, const ExpertGrid& grid,
   const auto kernel = expert_product_kernel<kKind, kSets, Shape, kSum>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
   if (!allow_shared(kernel, kShared, allowed)) return false;
-  const int block_tiles = kSum ? 1 : kExpertWarps * args.turns;
-  const dim3 blocks(static_cast<unsigned>((args.tiles + block_tiles - 1) / block_tiles),
+  constexpr int kBlockTiles = kSum ? 1 : kExpertWarps;
+  const dim3 blocks(static_cast<unsigned>((args.tiles + kBlockTiles - 1) / kBlockTiles),
                     static_cast<unsigned>(kSum ? args.matrix_count : grid.pairs),
                     static_cast<unsigned>(kSum ? grid.rows : 1));
   return launch_kernel(kernel, blocks, dim3(32 * kExpertWarps), kShared, stream, "experts", args);

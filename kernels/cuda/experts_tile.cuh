@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(32 * kExpertWarps, Shape::kBlocksPerSm)
       }
       if (++slot == kStages) slot = 0;
     }
-    ExpertOut<kRowTiles>(args, work, lane).store(args, work.segments[s], first_tile, acc);
+    store_expert<Shape::kRows>(args, work, work.segments[s], first_tile, lane, acc);
   }
   copy_async_wait<0>();
 }

@@ -71,7 +71,6 @@ struct ExpertProductArgs {
   float* partial[16] = {};    // sums of rows: of each matrix
   int32_t partial_cols = 0;
   int32_t tiles = 0;  // most tiles of a matrix
-  int32_t turns = 1;  // tiles that a warp of the kernels for few rows takes one after the other
 };
 
 struct ExpertGrid {

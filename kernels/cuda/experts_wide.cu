@@ -6,7 +6,7 @@ namespace {
 
 template <CudaWeightKind kKind, int kSets>
 bool launch(const ExpertProductArgs& args, const ExpertGrid& grid, bool rows_way, int chunk_rows, cudaStream_t stream) {
-  return launch_expert_shapes<kKind, kSets, ExpertShape<1, 2, 1, 4, 5>, ExpertShape<2, 2, 1, 4, 4>,
+  return launch_expert_shapes<kKind, kSets, ExpertShape<1, 2, 1, 4, 3>, ExpertShape<2, 2, 1, 4, 3>,
                               ExpertTileShape<2, 3, 2>>(args, grid, rows_way, chunk_rows, stream);
 }
 

@@ -127,66 +127,44 @@ __device__ __forceinline__ float relu_squared_value(float x) {
   return __fmul_rn(kept, kept);
 }
 
-/// Where a lane's outputs go. Lane (g, t) has weight rows g and g + 8 of a tile, rows 2t and 2t + 1 of a row tile.
-template <int kRowTiles>
-struct ExpertOut {
-  int64_t at[kRowTiles][2];  // of row 8 j + 2 t + c, from its place on; -1: there is no such row
-
-  template <int kRows>
-  __device__ __forceinline__ ExpertOut(const ExpertProductArgs& args, const ExpertWork<kRows>& work, int lane) {
+/// Lane (g, t) has weight rows g and g + 8, rows 2t and 2t + 1 of a row tile.
+template <int kRows, int kTiles, int kRowTiles>
+__device__ __forceinline__ void store_expert(const ExpertProductArgs& args, const ExpertWork<kRows>& work,
+                                             const ExpertSegment& segment, int first_tile, int lane,
+                                             const float (&acc)[kTiles][kRowTiles][4]) {
+  const bool paired = args.inner && args.gated;
+  const int first_col = first_tile * (paired ? 8 : 16) + lane / 4;
+  const int left = segment.out_cols - first_col;
 #pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
+  for (int j = 0; j < kRowTiles; ++j) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int local = 8 * j + 2 * (lane % 4) + c;
-        at[j][c] = local < work.rows ? work.pair_of[local] * args.out_stride + lane / 4 : -1;
-      }
-    }
-  }
-
-  template <int kTiles>
-  __device__ __forceinline__ void store(const ExpertProductArgs& args, const ExpertSegment& segment, int first_tile,
-                                        const float (&acc)[kTiles][kRowTiles][4]) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (!args.inner) {
-      float* out = static_cast<float*>(args.out) + segment.which * args.matrix_stride + 16 * first_tile;
-      const int left = segment.out_cols - 16 * first_tile - lane / 4;
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          if (at[j][c] < 0) continue;
-#pragma unroll
-          for (int m = 0; m < kTiles; ++m) {
-            if (16 * m < left) out[at[j][c] + 16 * m] = acc[m][j][c];
-            if (16 * m + 8 < left) out[at[j][c] + 16 * m + 8] = acc[m][j][2 + c];
-          }
-        }
-      }
-      return;
-    }
-    const int width = args.gated ? 8 : 16;
-    __nv_bfloat16* out = static_cast<__nv_bfloat16*>(args.out) + width * first_tile;
-    const int left = segment.out_cols - width * first_tile - lane / 4;
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        if (at[j][c] < 0) continue;
+    for (int c = 0; c < 2; ++c) {
+      const int local = 8 * j + 2 * (lane % 4) + c;
+      if (local >= work.rows) continue;
+      const int64_t at = work.pair_of[local] * args.out_stride + first_col;
+      if (!args.inner) {
+        float* out = static_cast<float*>(args.out) + segment.which * args.matrix_stride + at;
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          __nv_bfloat16* to = out + at[j][c] + m * width;
-          if (args.gated) {
-            if (8 * m < left) *to = __float2bfloat16_rn(limited_silu_mul(acc[m][j][c], acc[m][j][2 + c], args.limit));
-          } else {
-            if (16 * m < left) to[0] = __float2bfloat16_rn(relu_squared_value(acc[m][j][c]));
-            if (16 * m + 8 < left) to[8] = __float2bfloat16_rn(relu_squared_value(acc[m][j][2 + c]));
-          }
+          if (16 * m < left) out[16 * m] = acc[m][j][c];
+          if (16 * m + 8 < left) out[16 * m + 8] = acc[m][j][2 + c];
+        }
+        continue;
+      }
+      __nv_bfloat16* out = static_cast<__nv_bfloat16*>(args.out) + at;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        if (paired) {
+          if (8 * m < left)
+            out[8 * m] = __float2bfloat16_rn(limited_silu_mul(acc[m][j][c], acc[m][j][2 + c], args.limit));
+        } else {
+          if (16 * m < left) out[16 * m] = __float2bfloat16_rn(relu_squared_value(acc[m][j][c]));
+          if (16 * m + 8 < left) out[16 * m + 8] = __float2bfloat16_rn(relu_squared_value(acc[m][j][2 + c]));
         }
       }
     }
   }
-};
+}
 
 /// Asks the layer's table into L2 while the kernels ahead run; other layers' weights have driven it out.
 __device__ __forceinline__ void ask_table(const ExpertProductArgs& args) {

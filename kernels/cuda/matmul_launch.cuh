@@ -96,12 +96,9 @@ inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, int u
   return true;
 }
 
-/// Nothing where the activations are too large for a block's shared memory.
-template <CudaWeightKind kKind, int kSets, int kRowTiles>
-std::optional<bool> launch_stream(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
-  StreamLaunch launch;
-  if (!shape_stream(args, gpu, stage_bytes(kKind, kSets), stream_unit(kKind), launch)) return std::nullopt;
-  const auto kernel = stream_matmul_kernel<kKind, kSets, kRowTiles>;
+template <CudaWeightKind kKind, int kSets, int kRowTiles, int kUnit>
+bool launch_stream(MatmulArgs& args, const GpuFacts& gpu, const StreamLaunch& launch, cudaStream_t stream) {
+  const auto kernel = stream_matmul_kernel<kKind, kSets, kRowTiles, kUnit>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
   int device = 0;
   if (!cuda_ok(cudaGetDevice(&device), "matmul")) return false;
@@ -130,8 +127,18 @@ std::optional<bool> launch_stream_rows(MatmulArgs& args, const GpuFacts& gpu, cu
     for (int v = 0; v < args.view_count; ++v) stages = std::max(stages, args.views[v].stages);
     if (stages <= kWindowStages && number_blocks(args, 1, 1) > kManyTiles * gpu.multiprocessors) return std::nullopt;
   }
-  return args.rows <= 8 ? launch_stream<kKind, kSets, 1>(args, gpu, stream)
-                        : launch_stream<kKind, kSets, 2>(args, gpu, stream);
+  constexpr int kStage = stage_bytes(kKind, kSets);
+  constexpr int kUnit = stream_unit(kKind), kLong = stream_long_unit(kKind);
+  StreamLaunch launch;
+  if (!shape_stream(args, gpu, kStage, kUnit, launch)) return std::nullopt;
+  if (args.rows > 8) return launch_stream<kKind, kSets, 2, kUnit>(args, gpu, launch, stream);
+  if constexpr (kLong != kUnit) {
+    StreamLaunch large;
+    if (args.rows <= kLongUnitRows && shape_stream(args, gpu, kStage, kLong, large) && large.warps >= launch.warps) {
+      return launch_stream<kKind, kSets, 1, kLong>(args, gpu, large, stream);
+    }
+  }
+  return launch_stream<kKind, kSets, 1, kUnit>(args, gpu, launch, stream);
 }
 
 template <CudaWeightKind kKind, int kSets, typename Shape>

@@ -28,6 +28,13 @@ inline constexpr int kMaxSlots = 32;      // of a warp
 /// Stages that are written out one after the other, so that conversions and loads mix with products; the next stage's
 /// operands come from shared memory meanwhile.
 __host__ __device__ constexpr int stream_unit(CudaWeightKind kind) { return kind == CudaWeightKind::kBf16 ? 2 : 4; }
+/// The same for up to kLongUnitRows where slots of so many stages leave the block all its warps: what comes with each
+/// unit (barriers, places, bounds) is about as many instructions as a stage of 4-bit weights. Activations of more rows
+/// leave no room for such slots.
+inline constexpr int kLongUnitRows = 4;
+__host__ __device__ constexpr int stream_long_unit(CudaWeightKind kind) {
+  return kind == CudaWeightKind::kAffine4 ? 8 : stream_unit(kind);
+}
 
 /// Bytes between rows of activations in shared memory: 64 more than a multiple of 128, so that the two rows of which 8
 /// lanes read 64 bytes each lie in different banks.
@@ -100,11 +107,11 @@ __device__ __forceinline__ void bring_activations(const MatmulArgs& args, int fi
   }
 }
 
-template <CudaWeightKind kKind, int kSets, int kRowTiles>
+/// kUnit: stream_unit() or stream_long_unit(), of which a slot has a multiple.
+template <CudaWeightKind kKind, int kSets, int kRowTiles, int kUnit>
 __global__ void __launch_bounds__(32 * kStreamWarps, 1)
     stream_matmul_kernel(const __grid_constant__ MatmulArgs args, const __grid_constant__ StreamShape shape) {
   constexpr int kStage = stage_bytes(kKind, kSets);
-  constexpr int kUnit = stream_unit(kKind);
   static_assert(kUnit % 2 == 0);
   extern __shared__ __align__(128) uint8_t shared[];
   pdl_launch();

@@ -18,7 +18,7 @@ namespace tensorfold {
 /// power of two for 32.
 enum class FakeFormat : uint8_t { kE4m3By32, kE2m1By16, kE2m1By32 };
 
-inline constexpr int64_t fake_group(FakeFormat format) { return format == FakeFormat::kE2m1By16 ? 16 : 32; }
+constexpr int64_t fake_group(FakeFormat format) { return format == FakeFormat::kE2m1By16 ? 16 : 32; }
 
 /// The nearest e4m3 number to `x`, at most 448 in magnitude. NaN stays NaN.
 inline float nearest_e4m3(float x) {

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "kernels/numerics/tree.h"
-#include "kernels/ops/fake_quantise.h"
 #include "kernels/ops/matrix_source.h"
 #include "kernels/ops/states.h"
 
@@ -215,6 +214,7 @@ struct PoolArgs;
 struct SelectArgs;
 struct LatentAttentionArgs;
 struct PoolLatentsArgs;
+enum class FakeFormat : uint8_t;  // fake_quantise.h
 // Arguments of operations on gated streams and of attention over chosen keys (stream_ops.h).
 struct MixStreamsArgs;
 struct InjectStreamsArgs;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/ops/fake_quantise.h"
 #include "kernels/ops/latent_ops.h"
 #include "kernels/reference/latents.h"
 #include "tests/kernels/checks.h"

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/ops/fake_quantise.h"
 #include "kernels/ops/latent_ops.h"
 #include "worker/model/engram.h"
 #include "worker/model/experts.h"

@@ -148,8 +148,8 @@ class DeviceSum : public WorldSum {
     exchange_->set_deadline(deadline_);
     if (!made.ok()) return made;
     room_ = bytes;
-    // Nobody goes on while another rank gives its old room back: freeing it waits for all kernels of the process, and an
-    // exchange of a rank that went on waits for this one.
+    // Nobody goes on while another rank gives its old room back: freeing it waits for all kernels of the process, and
+    // an exchange of a rank that went on waits for this one.
     return communicator_->barrier(deadline_);
   }
 
