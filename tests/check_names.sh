@@ -4,6 +4,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 twice=$(git ls-files 'kernels/*.h' 'worker/*.h' 'transport/*.h' 'coordinator/*.h' | grep -v 'kernels/cpu/vec_' |
-  xargs grep -hoE '^(class|struct|enum class) [A-Za-z0-9_]+ *(:|\{|final)' | awk '{gsub(/[:{]/, "", $0); print $NF == "final" ? $(NF-1) : $NF}' |
+  xargs grep -hE '^(class|struct|enum class) ' | grep -vE '^enum class [A-Za-z0-9_]+ : [a-z0-9_]+;' |
+  grep -oE '^(class|struct|enum class) [A-Za-z0-9_]+ *(:|\{|final)' | awk '{gsub(/[:{]/, "", $0); print $NF == "final" ? $(NF-1) : $NF}' |
   sort | uniq -d)
 [ -z "$twice" ] || { echo "defined in more than one header: $twice"; exit 1; }
