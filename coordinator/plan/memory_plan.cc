@@ -141,7 +141,8 @@ int64_t page_bytes(const Profile& profile, const ModelShape& shape) {
   const int64_t vectors = kPageTokens * shape.kv_layers * shape.kv_heads * 2;
   const int64_t rows = shape.row_page_bytes();
   if (format == "fp8") return rows + vectors * (shape.head_dim + 4);  // and a scale
-  return rows + vectors * shape.head_dim * (format == "bf16" ? 2 : 4);
+  if (format == "bf16") return rows + vectors * shape.head_dim * 2;
+  return rows + float_page_bytes(shape.kv_layers, shape.kv_heads, shape.head_dim);
 }
 
 absl::StatusOr<int64_t> planned_pages(const Profile& profile, const ModelConfig& config) {

@@ -62,6 +62,11 @@ class RecurrentState {
 
 /// Tokens in a KV page. Attention visits keys in blocks of 16 at absolute positions, inside splits of 512.
 inline constexpr int64_t kPageTokens = 64;
+
+/// Bytes of one page of fp32 keys and values, as the CPU keeps them: values in groups of 16.
+inline constexpr int64_t float_page_bytes(int64_t layers, int64_t heads, int64_t head_dim) {
+  return kPageTokens * layers * heads * (head_dim + (head_dim + 15) / 16 * 16) * static_cast<int64_t>(sizeof(float));
+}
 inline constexpr int64_t kKeyBlock = 16;
 inline constexpr int64_t kKeySplit = 512;
 

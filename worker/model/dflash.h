@@ -27,9 +27,7 @@ struct DrafterShape {
   int64_t head_dim = 0;
 
   /// Bytes of one page of fp32 keys and values.
-  int64_t page_bytes() const {
-    return 2 * kPageTokens * kv_layers * kv_heads * head_dim * static_cast<int64_t>(sizeof(float));
-  }
+  int64_t page_bytes() const { return float_page_bytes(kv_layers, kv_heads, head_dim); }
 };
 
 /// InvalidArgument when the world is wider than the smallest S, naming the dimension.

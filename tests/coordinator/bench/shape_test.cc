@@ -115,7 +115,7 @@ TEST(ShapeBench, BadOptionsAreNamed) {
   ShapeBenchOptions options = quick("qwen3_5", "mlx-4bit");
   options.shape = "qwen9";
   EXPECT_THAT(message(run_shape_bench(options)),
-              AllOf(HasSubstr("qwen9"), HasSubstr("llama-8b, qwen3.5-2b, qwen3.8-27b")));
+              AllOf(HasSubstr("qwen9"), HasSubstr("llama-8b, qwen3-30b-a3b, qwen3.5-2b, qwen3.8-27b")));
   options.shape = "/nonexistent/shape.json";
   EXPECT_THAT(message(run_shape_bench(options)), HasSubstr("no such file"));
   options.shape = TENSORFOLD_SOURCE_DIR "/tests/fixtures/refuse_awq/config.json";

@@ -273,6 +273,7 @@ TEST(HttpLoad, SlowReader) {
   HttpOptions options;
   options.write_buffer_bytes = 64 << 10;
   Server server(serving, options);
+  server.serving.model->set_pass_time(std::chrono::milliseconds(1));  // so that it is seen while it runs
   RawClient slow(server.port, /*receive_buffer=*/4096);
   slow.send(post_text("/v1/completions", R"({"prompt":"go","max_tokens":50000,"ignore_eos":true,"stream":true})"));
   ASSERT_TRUE(server.serving.wait_for_load(1, 0));

@@ -51,6 +51,7 @@ class RealServer {
 // hashes.
 TEST(LoadServer, ClosedLoop) {
   RealServer server;
+  server.serving.model->set_pass_time(std::chrono::milliseconds(1));  // rates want a run that takes a while
   LoadOptions options = options_for(server.http->port());
   options.conversation.mix = LoadMix::kMixed;
   options.concurrency = {1, 4};
