@@ -40,6 +40,7 @@ int64_t rank_read_bytes(const ModelFacts& facts, const ModelConfig& config, cons
     bytes -= bytes_of("experts") * part * idle;
   }
   bytes -= bytes_of("mtp") * part;
+  bytes -= bytes_of("n-gram tables") * part;  // a few rows of them
   return static_cast<int64_t>(bytes);
 }
 

@@ -53,7 +53,13 @@ int64_t scratch_bytes(const Profile& profile, const ModelConfig& config, const M
   // Streams, their norms and gates; n-grams have a slice's keys and values for each.
   const int64_t streams = config.gated_streams.count *
                           (4 + (config.ngrams.layers.empty() ? 0 : 3 + 2 * slices_owned(shape))) * shape.hidden;
-  const int64_t row = shape.hidden * (4 + slices_owned(shape)) + std::max(mixer, mlp) + streams;
+  // Residuals of several streams, twice; engrams look rows up and have keys for each stream, a partial for each slice.
+  const int64_t count = config.streams.count, slices = slices_owned(shape);
+  int64_t latents = 2 * count * shape.hidden + config.latent.index_windows + config.shared_latents.candidate_blocks;
+  if (!config.engram.layers.empty()) {
+    latents += ((1 + slices) * (count + 1) + 2 * count) * shape.hidden + config.engram.heads() * config.engram.head_dim;
+  }
+  const int64_t row = shape.hidden * (4 + slices) + std::max(mixer, mlp) + streams + latents;
   const int64_t windows =
       std::min<int64_t>(int64_t{schedule.max_sequences} * profile.draft.max_width, schedule.max_batch_rows);
   return float_bytes(schedule.max_batch_rows * row + windows * (shape.local_vocab + shape.row_values()));

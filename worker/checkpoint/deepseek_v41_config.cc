@@ -60,6 +60,9 @@ void parse_layers(FieldReader& fields, ModelConfig& config) {
                                                        "too; layer {} is not",
                                                        i));
     }
+    if (index == i && ratio == 0) {
+      fields.refuse("index_source_layer_ids", fmt::format("layers with pooled rows; layer {} has none", i));
+    }
     const bool sourced = kv >= 0 && ratios[static_cast<size_t>(kv)] == ratio;
     if (ratio > 0 && !sourced) {
       fields.refuse("compress_ratios", fmt::format("for layer {} the number of the last kv source before it", i));
@@ -97,6 +100,9 @@ void parse_engram(FieldReader& fields, ModelConfig& config) {
 void parse_deepseek_v41(FieldReader& fields, ModelConfig& config) {
   parse_layers(fields, config);
   if (fields.ok()) parse_engram(fields, config);
+  // Rows are rounded in groups of 32 values.
+  if (fields.ok() && config.head_dim % 32 != 0) fields.refuse("head_dim", "a multiple of 32");
+  if (fields.ok() && config.latent.index_dim % 32 != 0) fields.refuse("index_head_dim", "a multiple of 32");
   if (fields.number("gate_temp", 0.0, 1e6, 1.0) != 1.0) fields.refuse("gate_temp", "1");
   const std::string method = fields.string("topk_method", "noaux_tc");
   if (method != "noaux_tc") fields.refuse("topk_method", "noaux_tc");

@@ -61,7 +61,9 @@ void parse_sizes(FieldReader& fields, DflashConfig& config, const std::string& l
                   fmt::format("a multiple of num_attention_heads, which is {}, if there is no head_dim", model.heads));
   }
   model.head_dim = fields.integer("head_dim", 8, 1024, model.hidden_size / model.heads);
-  if (fields.ok() && model.head_dim % 8 != 0) fields.refuse("head_dim", "a multiple of 8");
+  if (fields.ok() && (model.head_dim % 8 != 0 || model.head_dim > 1024)) {
+    fields.refuse("head_dim", "a multiple of 8 up to 1024");
+  }
   model.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 0.1);
   model.max_positions = fields.integer("max_position_embeddings", 1, 1 << 24);
   model.qk_norm = true;
@@ -81,9 +83,12 @@ void parse_windows(FieldReader& fields, DflashConfig& config) {
     fields.refuse("layer_types", fmt::format("{} names, as many as num_hidden_layers", layers));
     return;
   }
-  const bool all = fields.boolean("use_sliding_window", false) && types.empty();
+  const bool slides = fields.boolean("use_sliding_window", false) && types.empty();
+  // Without a list the first layers look at everything.
+  const auto first_sliding = static_cast<size_t>(fields.integer("max_window_layers", 0, 1024, 0));
   for (size_t i = 0; i < layers && fields.ok(); ++i) {
-    const std::string type = types.empty() ? (all ? "sliding_attention" : "full_attention") : types[i];
+    const std::string type =
+        types.empty() ? (slides && i >= first_sliding ? "sliding_attention" : "full_attention") : types[i];
     if (type == "full_attention") {
       config.windows.push_back(0);
     } else if (type == "sliding_attention") {

@@ -298,7 +298,7 @@ absl::StatusOr<ModelShape> deepseek_v41_shape(const ModelConfig& config, ShardSp
   absl::StatusOr<ModelShape> shape = decoder_shape(config, shard);
   if (!shape.ok()) return shape;
   if (!config.engram.layers.empty()) {
-    if (absl::Status s = add_dimension(*shape, "n-gram heads", engram_slices(config.engram), shard); !s.ok()) return s;
+    if (absl::Status s = add_dimension(*shape, "n-gram heads", engram_slices(config), shard); !s.ok()) return s;
   }
   add_rows(config, shape->row_layers);
   return shape;

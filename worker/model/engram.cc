@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/ops/stream_ops.h"
+#include "worker/model/families.h"
 #include "worker/model/numpy_generator.h"
 #include "worker/model/primes.h"
 
@@ -45,7 +46,9 @@ void EngramHash::rows_of(std::span<const int32_t> classes, std::span<int32_t> ro
   }
 }
 
-Slices engram_slices(const EngramConfig& config) { return cut_dimension(config.heads(), config.head_dim, 1); }
+Slices engram_slices(const ModelConfig& config) {
+  return cut_dimension(config.engram.heads(), config.engram.head_dim, column_unit(config, "engram.wkv"));
+}
 
 TokenClasses TokenClasses::read(PassContext& pass, const EngramConfig& config, int64_t cache_layer) {
   const std::vector<int32_t>& class_of = *config.class_of;
@@ -79,7 +82,7 @@ absl::StatusOr<std::unique_ptr<EngramBlock>> EngramBlock::load(LoadContext& load
                                                                int64_t index) {
   const ModelConfig& config = load.config;
   std::unique_ptr<EngramBlock> block(new EngramBlock(EngramHash(config.engram, index)));
-  block->cut_ = make_cut(engram_slices(config.engram), load.shard);
+  block->cut_ = make_cut(engram_slices(config), load.shard);
   block->head_dim_ = config.engram.head_dim;
   block->count_ = config.streams.count;
   block->width_ = config.hidden_size;

@@ -36,7 +36,7 @@ class EngramHash {
 };
 
 /// Heads in slices: a rank holds its heads' tables and the columns of the projection that read them.
-Slices engram_slices(const EngramConfig& config);
+Slices engram_slices(const ModelConfig& config);
 
 /// The classes of a pass' rows and of those before them, one look-up for all layers.
 class TokenClasses {

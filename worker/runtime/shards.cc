@@ -36,12 +36,15 @@ absl::Status read_classes(const std::string& dir, ModelConfig& config) {
   absl::StatusOr<CompressedVocabulary> vocabulary = read_compressed_vocabulary(dir);
   if (!vocabulary.ok()) return vocabulary.status();
   const auto tokens = static_cast<int64_t>(vocabulary->class_of.size());
-  if (tokens != config.vocab_size || vocabulary->classes != config.engram.classes) {
+  if (tokens > config.vocab_size || config.engram.pad_token >= tokens || vocabulary->classes != config.engram.classes) {
     return absl::InvalidArgumentError(
         fmt::format("{}: tokenizer.json has {} tokens in {} classes; config.json says vocab_size {} and "
                     "engram_compressed_vocab_size {}: n-grams would find other rows than those that were trained",
                     dir, tokens, vocabulary->classes, config.vocab_size, config.engram.classes));
   }
+  // Rows of the embedding behind the tokenizer's: sampling may name them, no text does. They count as padding.
+  const int32_t padding = vocabulary->class_of[static_cast<size_t>(config.engram.pad_token)];
+  vocabulary->class_of.resize(static_cast<size_t>(config.vocab_size), padding);
   config.engram.class_of = std::make_shared<const std::vector<int32_t>>(std::move(vocabulary->class_of));
   return absl::OkStatus();
 }
