@@ -24,21 +24,31 @@ int64_t weight_file_bytes(const std::string& dir) {
 
 }  // namespace
 
-absl::StatusOr<DrafterPlan> plan_drafter(const Profile& profile, ShardSpec shard) {
+absl::StatusOr<DrafterPlan> plan_drafter(const Profile& profile, const ModelConfig& target, ShardSpec shard) {
   const std::string dir = profile.draft.model_in_use();
   if (dir.empty()) return DrafterPlan();
   const absl::StatusOr<DflashConfig> config = read_dflash_config(dir);
   if (!config.ok()) return config.status();
+  if (absl::Status status = check_dflash_fits(*config, target); !status.ok()) return status;
   const absl::StatusOr<DrafterShape> shape = drafter_shape(*config, shard);
   if (!shape.ok()) return shape.status();
   DrafterPlan plan;
   const int64_t all = weight_file_bytes(dir);
-  // The codebooks are whole on every rank, in two bytes a value as they are usually stored; the rest is cut.
-  const int64_t whole = std::min(all, 2 * config->model.vocab_size * config->selector_rank * 2);
+  // Codebooks, the selector's projection and what the convolutions' taps are made of are whole on every rank, in two
+  // bytes a value as they are usually stored; the rest is cut.
+  const int64_t hidden = config->model.hidden_size;
+  int64_t own = 2 * config->model.vocab_size * config->selector_rank;
+  if (config->second) {
+    const int64_t taps = 2 * config->conv_taps * (hidden / std::max<int64_t>(config->conv_group, 1));
+    own += config->selector_rank * hidden + config->model.layer_count() * 2 * taps * hidden;
+  }
+  const int64_t whole = std::min(all, 2 * own);
   plan.weight_bytes = whole + (all - whole + shard.world - 1) / shard.world;
   plan.page_bytes = shape->page_bytes();
   const int64_t row = static_cast<int64_t>(config->target_layers.size() + 4) * config->target_hidden;
-  plan.scratch_bytes = profile.schedule.max_batch_rows * row * static_cast<int64_t>(sizeof(float));
+  const int64_t rows =
+      std::max<int64_t>(profile.schedule.max_batch_rows, int64_t{profile.schedule.max_sequences} * config->block_size);
+  plan.scratch_bytes = rows * row * static_cast<int64_t>(sizeof(float));
   return plan;
 }
 

@@ -18,6 +18,6 @@ struct DrafterPlan {
 };
 
 /// Errors: those of the drafter's config.json, and a world wider than it allows.
-absl::StatusOr<DrafterPlan> plan_drafter(const Profile& profile, ShardSpec shard);
+absl::StatusOr<DrafterPlan> plan_drafter(const Profile& profile, const ModelConfig& target, ShardSpec shard);
 
 }  // namespace tensorfold

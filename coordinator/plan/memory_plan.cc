@@ -65,6 +65,16 @@ int64_t scratch_bytes(const Profile& profile, const ModelConfig& config, const M
   return float_bytes(schedule.max_batch_rows * row + windows * (shape.local_vocab + shape.row_values()));
 }
 
+// What the CUDA backend's experts take besides: outputs of every row and slot for each slice, up to 192 MiB, and inner
+// values, for rows rounded up to a power of two and the smaller ones before.
+int64_t device_expert_bytes(const Profile& profile, const ModelConfig& config, const ModelShape& shape) {
+  if (config.experts.count == 0) return 0;
+  const int64_t slots = config.experts.per_token + (config.experts.shared_intermediate_size > 0 ? 1 : 0);
+  const int64_t pairs = 2 * int64_t{profile.schedule.max_batch_rows} * slots;
+  const int64_t widest = std::max(config.experts.intermediate_size, config.experts.shared_intermediate_size);
+  return 2 * std::min(int64_t{192} << 20, float_bytes(pairs * slices_owned(shape) * shape.hidden)) + pairs * 2 * widest;
+}
+
 int64_t lane_state_bytes(const ModelShape& shape) {
   int64_t bytes = shape.has_mtp ? float_bytes(kMaxWindow * shape.row_values()) : 0;
   for (const StateShape& layer : shape.recurrent) bytes += state_bytes(layer);
@@ -112,7 +122,8 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
   if (plan->device && profile.compute.launch == "graph") {
     plan->items.push_back({"kept launches", kept_launch_bytes(shape, plan->context), "at most", false});
   }
-  plan->items.push_back({"scratch", scratch_bytes(profile, config, shape),
+  const int64_t experts = plan->device ? device_expert_bytes(profile, config, shape) : 0;
+  plan->items.push_back({"scratch", scratch_bytes(profile, config, shape) + experts,
                          fmt::format("a pass of {} rows", profile.schedule.max_batch_rows), false});
   if (plan->device) plan->items.push_back({"context", kDeviceContextBytes, "driver, libraries, exchange", false});
 }
@@ -156,7 +167,7 @@ absl::StatusOr<int64_t> planned_pages(const Profile& profile, const ModelConfig&
   const absl::StatusOr<ModelShape> widest = model_shape(config, {profile.cluster.world, 0});
   if (!widest.ok()) return widest.status();
   // A family without keys and values has pages all the same: they bound its tokens.
-  const absl::StatusOr<DrafterPlan> drafter = plan_drafter(profile, {profile.cluster.world, 0});
+  const absl::StatusOr<DrafterPlan> drafter = plan_drafter(profile, config, {profile.cluster.world, 0});
   if (!drafter.ok()) return drafter.status();
   const int64_t bytes = std::max<int64_t>(page_bytes(profile, *widest) + drafter->page_bytes, 1);
   const int64_t pages = profile.memory.kv_bytes / bytes;
@@ -209,7 +220,7 @@ absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelC
   plan.rank = rank;
   plan.device = profile.compute.backend == "cuda";
   plan.pages = *pages;
-  const absl::StatusOr<DrafterPlan> drafter = plan_drafter(profile, {profile.cluster.world, rank});
+  const absl::StatusOr<DrafterPlan> drafter = plan_drafter(profile, config, {profile.cluster.world, rank});
   if (!drafter.ok()) return drafter.status();
   plan.page_bytes = page_bytes(profile, *shape) + drafter->page_bytes;
   const absl::StatusOr<int64_t> snapshots = planned_snapshots(profile, config);

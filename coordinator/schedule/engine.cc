@@ -26,6 +26,23 @@ uint32_t block_drafts(const EngineModel& model, DraftKind kind) {
   return used && model.block_size > 1 ? model.block_size - 1 : 0;
 }
 
+// What the client said, whatever turn the sequence was given since.
+bool asked_for_background(const Sequence& sequence) {
+  return sequence.context().request.priority == Priority::kBackground;
+}
+
+// Whether a rank's answer is what was asked for, token ids included: a rank that is out of its mind must not put its
+// tokens into a reply. `vocabulary` 0: not known.
+bool answers(const RowReport& row, const RowWant& want, uint32_t vocabulary) {
+  if (row.first_id < 0) return false;
+  if (want.top_n == kFullRow) return row.candidates.empty() && !row.logits.empty();
+  const size_t most = want.top_n == kDrawn ? 1 : want.top_n;
+  if (!row.logits.empty() || row.candidates.empty() || row.candidates.size() > most) return false;
+  return std::all_of(row.candidates.begin(), row.candidates.end(), [&](const WireCandidate& candidate) {
+    return candidate.id >= row.first_id && (vocabulary == 0 || static_cast<uint32_t>(candidate.id) < vocabulary);
+  });
+}
+
 CacheOptions cache_options(const EngineModel& model, const EngineOptions& options) {
   CacheOptions out = options.cache;
   out.has_states = model.has_states;
@@ -139,7 +156,7 @@ bool Engine::write_states(std::chrono::milliseconds timeout) {
   wake_.notify_one();
   const bool all = idle_.wait_for(lock, timeout, [this] { return status_.unwritten_segments == 0; });
   writing_ = false;
-  return all;
+  return all && status_.up;  // what a lost rank leaves unwritten is no longer counted
 }
 
 void Engine::stop() {
@@ -279,8 +296,15 @@ bool Engine::waits_for_prompt(const Sequence& sequence) const {
 }
 
 // Of the background sequences without a lane, and of those whose prompts others left no time for, the first that came.
+// Only beside foreground work: among themselves background sequences go in the order in which they came.
 void Engine::give_background_its_turn() {
-  if (!turns_.due(Clock::now(), queue_.background() > 0 || left_out_)) return;
+  const bool waits = queue_.background() > 0 || left_out_;
+  bool others = false;
+  const auto look = [&others](const Sequence& sequence) { others = others || !asked_for_background(sequence); };
+  for (const std::unique_ptr<Sequence>& sequence : active_) look(*sequence);
+  queue_.for_each(look);
+  if (waits && !others) return;  // the interval goes on: foreground work comes and goes
+  if (!turns_.due(Clock::now(), waits)) return;
   Sequence* first = queue_.first_background();
   bool has_lane = false;
   for (const std::unique_ptr<Sequence>& sequence : active_) {
@@ -303,7 +327,7 @@ void Engine::start_sequences() {
   };
   while (Sequence* next = queue_.next(later)) {
     if (!lanes_.take(*next) && !(make_room(*next) && lanes_.take(*next))) break;
-    if (!next->background()) turns_.foreground_started();
+    if (!asked_for_background(*next)) turns_.foreground_started();
     active_.push_back(queue_.take(*next));
   }
 }
@@ -376,7 +400,8 @@ void Engine::run_round() {
     for (size_t rank = 0; rank < result->reports.size(); ++rank) {
       const std::vector<RowReport>& reports = result->reports[rank].rows;
       for (const RowWant& want : plan.wants) {
-        if (at[rank] >= reports.size() || reports[at[rank]].slot != plan.slot || reports[at[rank]].row != want.row) {
+        if (at[rank] >= reports.size() || reports[at[rank]].slot != plan.slot || reports[at[rank]].row != want.row ||
+            !answers(reports[at[rank]], want, model_.vocabulary)) {
           fail_round(
               absl::DataLossError("rank " + std::to_string(rank) + " did not report the rows that were asked for"));
           return;

@@ -1,4 +1,6 @@
 // Ops' three operations of mixtures of experts.
+#include <bit>
+
 #include "kernels/cuda/cuda_ops_impl.h"
 #include "kernels/cuda/experts.h"
 
@@ -66,7 +68,10 @@ void CudaOps::experts(const ExpertsArgs& in) {
   args.weights = matrix_of(in.weights);
   args.partial = std::span<const DeviceMatrix>(partial.data(), in.partial.size());
   args.limit = in.limit;
-  args.workspace = take(cuda_experts_workspace(experts, in.x.rows, in.ids.cols));
+  // For rows rounded up to a power of two: the arena gives nothing back, and prompts of every length come by.
+  const auto bucket = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(in.x.rows, 1))));
+  args.workspace = take(std::max(cuda_experts_workspace(experts, in.x.rows, in.ids.cols),
+                                 cuda_experts_workspace(experts, bucket, in.ids.cols)));
   cuda_experts(stream_, args);
 }
 

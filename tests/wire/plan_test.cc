@@ -146,6 +146,10 @@ TEST(WirePlan, RefusesEveryBreach) {
          s.wants = {{0, 2}, {0, 2}};
        }),
        "row 0 wanted twice"},
+      {"row three times", sequence([](SequencePlan& s) {
+         s.wants = {{0, 1}, {0, kFullRow}, {0, 1}};
+       }),
+       "row 0 wanted three times"},
       {"drawn cold", sequence([](SequencePlan& s) {
          s.wants = {{0, kDrawn, 7, 0.0}};
        }),

@@ -151,6 +151,7 @@ absl::Status validate_sequence(const SequencePlan& sequence) {
     if (i > 0 && want.row == last && want.top_n == sequence.wants[i - 1].top_n) {
       return bad(fmt::format("row {} wanted twice in the same way", want.row));
     }
+    if (i > 1 && want.row == sequence.wants[i - 2].row) return bad(fmt::format("row {} wanted three times", want.row));
     if (want.top_n == kDrawn) {
       if (!(want.temperature > 0.0) || !std::isfinite(want.temperature)) {
         return bad(fmt::format("row {} drawn at temperature {}", want.row, want.temperature));
@@ -180,11 +181,16 @@ uint64_t PassPlan::rows() const {
 
 absl::Status validate_plan(const PassPlan& plan) {
   std::set<uint32_t> slots;
+  size_t wants = 0;
   for (const SequencePlan& sequence : plan.sequences) {
     if (absl::Status status = validate_sequence(sequence); !status.ok()) return status;
     if (!slots.insert(sequence.slot).second) {
       return absl::InvalidArgumentError(fmt::format("plan: slot {} twice", sequence.slot));
     }
+    wants += sequence.wants.size();
+  }
+  if (wants > kMaxReportRows) {
+    return absl::InvalidArgumentError(fmt::format("plan: {} rows wanted, at most {}", wants, kMaxReportRows));
   }
   if (absl::Status status = validate_orders(plan.orders); !status.ok()) return status;
   if (plan.kind != PlanKind::kForward && !plan.sequences.empty()) {

@@ -14,6 +14,7 @@
 #include "kernels/numerics/slices.h"
 #include "kernels/numerics/tree.h"
 #include "transport/device/choose_exchange.h"
+#include "transport/device/cuda_support.h"
 #include "transport/device/device_exchange.h"
 
 namespace tensorfold {
@@ -29,12 +30,12 @@ class DeviceSum : public WorldSum {
     exchange_.reset();
     room_ = size_t{1} << 20;
     communicator_ = communicator;
+    decided_ = false;
   }
 
   absl::Status begin_pass(Deadline deadline) override {
     if (communicator_ == nullptr || communicator_->world() == 1) return absl::OkStatus();
-    staged_ =
-        device_.exchange() == "staged" || (device_.exchange() == "auto" && cuda_backends_on(device_.device()) > 1);
+    if (absl::Status status = decide_staged(deadline); !status.ok()) return status;
     if (staged_) {
       deadline_ = deadline;
       return absl::OkStatus();
@@ -137,6 +138,21 @@ class DeviceSum : public WorldSum {
     });
   }
 
+  // Ranks that share a GPU exchange through the host, and then all ranks do, also those that have one to themselves.
+  absl::Status decide_staged(Deadline deadline) {
+    if (decided_) return absl::OkStatus();
+    const bool mine =
+        device_.exchange() == "staged" || (device_.exchange() == "auto" && cuda_backends_on(device_.device()) > 1);
+    const auto flag = static_cast<std::byte>(mine ? 1 : 0);
+    std::vector<std::byte> all(static_cast<size_t>(communicator_->world()));
+    const std::vector<size_t> sizes(all.size(), 1);
+    absl::Status status = communicator_->all_gather(std::span(&flag, 1), sizes, all, deadline);
+    if (!status.ok()) return status;
+    staged_ = std::any_of(all.begin(), all.end(), [](std::byte other) { return other != std::byte{0}; });
+    decided_ = true;
+    return absl::OkStatus();
+  }
+
   // Every rank comes here with the same number, and not while capturing: a kept run was run once before.
   absl::Status make_room(size_t bytes) {
     if (bytes <= room_) return absl::OkStatus();
@@ -144,19 +160,19 @@ class DeviceSum : public WorldSum {
     cuda_ok(cudaStreamSynchronize(device_.stream()), "the GPU");
     if (absl::Status status = exchange_->status(); !status.ok()) return status;
     ops_.forget_runs();
-    const absl::Status made = exchange_->reserve(bytes, deadline_);
-    exchange_->set_deadline(deadline_);
-    if (!made.ok()) return made;
-    room_ = bytes;
     // Nobody goes on while another rank gives its old room back: freeing it waits for all kernels of the process, and
     // an exchange of a rank that went on waits for this one.
-    return communicator_->barrier(deadline_);
+    const absl::Status made = agree(*communicator_, exchange_->reserve(bytes, deadline_), deadline_);
+    exchange_->set_deadline(deadline_);
+    if (made.ok()) room_ = bytes;
+    return made;
   }
 
   Ops& ops_;
   CudaStreamOps& device_;
   Communicator* communicator_ = nullptr;
   std::unique_ptr<DeviceExchange> exchange_;
+  bool decided_ = false;  // staged_ is agreed upon with the other ranks
   bool staged_ = false;
   absl::Status staged_failure_;
   std::vector<std::byte> host_;

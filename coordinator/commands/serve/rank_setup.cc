@@ -225,7 +225,10 @@ absl::Status open_states(RankSetup& setup) {
   if (state.directory.empty()) return absl::OkStatus();
   StateStoreOptions options;
   options.directory = state.directory;
-  options.owner = {.build = setup.identity.build,
+  std::string build = setup.identity.build;
+  // A drafter's keys lie in the pages: another drafter's would be of no use.
+  if (setup.shards->drafter_config() != nullptr) build += "; drafter " + setup.shards->drafter_hash().substr(0, 16);
+  options.owner = {.build = std::move(build),
                    .fingerprint = setup.identity.fingerprint,
                    .rank = static_cast<uint32_t>(setup.rank),
                    .world = static_cast<uint32_t>(setup.profile.cluster.world)};

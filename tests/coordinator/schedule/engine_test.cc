@@ -442,6 +442,25 @@ TEST_F(EngineTest, BackgroundHasItsTurnUnderAnyLoad) {
   EXPECT_FALSE(refused);
 }
 
+// Protects the order of a batch that is alone: turns are for background work beside foreground work, so nobody is
+// given one, and nobody gives a lane up.
+TEST_F(EngineTest, BackgroundAloneKeepsItsOrder) {
+  EngineOptions options;
+  options.max_sequences = 1;
+  options.background_turn = std::chrono::milliseconds(1);
+  open(options);
+  std::vector<std::unique_ptr<Listener>> batch;
+  for (uint32_t seed = 1; seed <= 12; ++seed) {
+    GenerationRequest one = request(seed, 40, 20);
+    one.priority = Priority::kBackground;
+    batch.push_back(std::make_unique<Listener>());
+    ASSERT_TRUE(engine_->submit(one, batch.back()->sink()).ok());
+  }
+  for (const std::unique_ptr<Listener>& listener : batch) EXPECT_EQ(listener->finish().reason, FinishReason::kLength);
+  EXPECT_EQ(engine_->status().promoted, 0u);
+  EXPECT_EQ(engine_->status().preempted, 0u);
+}
+
 // Protects: a request's deadline ends it while it waits, too, with the usage of what was done: nothing.
 TEST_F(EngineTest, DeadlinesEndWaitingRequests) {
   EngineOptions options;
