@@ -369,14 +369,18 @@ absl::Status PassRunner::run_forward(const RowBatch& batch, Tensor* hidden) {
 }
 
 absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidden, std::vector<RowReport>* rows) {
-  std::vector<int32_t> index;
-  std::vector<DrawKey> keys;
+  std::vector<int32_t> index;  // rows of the pass, each once, also one that is wanted in two ways
+  std::vector<DrawKey> keys;   // of these
   int64_t most = 0;
   bool draws = false;
   for (const Work& item : work) {
     for (const RowWant& want : item.plan->wants) {
-      index.push_back(static_cast<int32_t>(item.first_row + want.row));
-      keys.push_back({want.key, want.top_n == kDrawn ? want.temperature : 0.0});
+      const auto row = static_cast<int32_t>(item.first_row + want.row);
+      if (index.empty() || index.back() != row) {
+        index.push_back(row);
+        keys.emplace_back();
+      }
+      if (want.top_n == kDrawn) keys.back() = {want.key, want.temperature};
       draws = draws || want.top_n == kDrawn;
       if (want.top_n != kFullRow && want.top_n != kDrawn) most = std::max<int64_t>(most, want.top_n);
     }
@@ -393,9 +397,11 @@ absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidde
   if (most > 0) candidates = ops_.top_candidates(logits, static_cast<int32_t>(shape.first_vocab_id), most);
   std::vector<Candidate> drawn;
   if (draws) drawn = ops_.best_draws(logits, static_cast<int32_t>(shape.first_vocab_id), keys);
-  int64_t at = 0;
+  int64_t at = -1;
   for (const Work& item : work) {
-    for (const RowWant& want : item.plan->wants) {
+    for (size_t i = 0; i < item.plan->wants.size(); ++i) {
+      const RowWant& want = item.plan->wants[i];
+      if (i == 0 || want.row != item.plan->wants[i - 1].row) ++at;
       RowReport& row = rows->emplace_back();
       row.slot = item.plan->slot;
       row.row = want.row;
@@ -409,9 +415,8 @@ absl::Status PassRunner::report_rows(const std::vector<Work>& work, Tensor hidde
       } else {
         const std::vector<Candidate>& best = candidates[static_cast<size_t>(at)];
         const size_t keep = std::min<size_t>(best.size(), want.top_n);
-        for (size_t i = 0; i < keep; ++i) row.candidates.push_back({best[i].logit, best[i].id});
+        for (size_t k = 0; k < keep; ++k) row.candidates.push_back({best[k].logit, best[k].id});
       }
-      ++at;
     }
   }
   return absl::OkStatus();
