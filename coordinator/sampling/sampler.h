@@ -37,8 +37,8 @@ struct SampleCandidate {
   uint32_t id = 0;  // in the whole vocabulary
 };
 
-// The best candidates of one rank's vocabulary slices, sorted by (logit descending, id ascending), NaN last. What is not
-// finite among them is reported.
+// The best candidates of one rank's vocabulary slices, sorted by (logit descending, id ascending), NaN last. What is
+// not finite among them is reported.
 struct CandidateList {
   std::span<const SampleCandidate> candidates;
   uint32_t slice_rows = 0;  // how many tokens the rank's slices hold; with as many candidates the list is exhaustive
