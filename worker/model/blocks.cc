@@ -44,14 +44,27 @@ Cut make_cut(const Slices& slices, ShardSpec shard) {
 
 absl::StatusOr<SlicedProjection> SlicedProjection::load(LoadContext& load, const std::string& module, int64_t rows,
                                                         const Cut& cut, int64_t unit_columns) {
-  absl::StatusOr<MatrixSource> matrix = load.reader.matrix(module, rows, cut.slices.units * unit_columns);
-  if (!matrix.ok()) return matrix.status();
+  const Module one[] = {{module, rows}};
+  return SlicedProjection::load(load, one, cut, unit_columns);
+}
+
+absl::StatusOr<SlicedProjection> SlicedProjection::load(LoadContext& load, std::span<const Module> modules,
+                                                        const Cut& cut, int64_t unit_columns) {
+  std::vector<MatrixSource> matrices;
+  for (const Module& module : modules) {
+    absl::StatusOr<MatrixSource> matrix = load.reader.matrix(module.name, module.rows, cut.slices.units * unit_columns);
+    if (!matrix.ok()) return matrix.status();
+    matrices.push_back(*matrix);
+  }
   SlicedProjection projection;
   projection.cut_ = cut;
   projection.slice_columns_ = cut.slices.units_per_slice() * unit_columns;
   for (int64_t slice = cut.owned.first; slice < cut.owned.end(); ++slice) {
-    const MatrixSource part = matrix->slice_cols(slice * projection.slice_columns_, projection.slice_columns_);
-    projection.slices_.push_back(load.ops.pack({&part, 1}));
+    std::vector<MatrixSource> parts;
+    for (const MatrixSource& matrix : matrices) {
+      parts.push_back(matrix.slice_cols(slice * projection.slice_columns_, projection.slice_columns_));
+    }
+    projection.slices_.push_back(load.ops.pack(parts));
   }
   return projection;
 }

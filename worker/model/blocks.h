@@ -50,7 +50,13 @@ Cut make_cut(const Slices& slices, ShardSpec shard);
 /// A contraction over a cut dimension: one packed [out, slice columns] matrix a slice.
 class SlicedProjection {
  public:
-  /// `module` [rows, units * unit_columns] is cut along its columns.
+  struct Module {
+    std::string name;
+    int64_t rows = 0;
+  };
+  /// Modules [rows, units * unit_columns], one above the other, are cut along their columns.
+  static absl::StatusOr<SlicedProjection> load(LoadContext& load, std::span<const Module> modules, const Cut& cut,
+                                               int64_t unit_columns);
   static absl::StatusOr<SlicedProjection> load(LoadContext& load, const std::string& module, int64_t rows,
                                                const Cut& cut, int64_t unit_columns);
   /// residual += tree over slices of w x; x [rows, owned columns].

@@ -11,7 +11,7 @@
 #include "worker/model/families.h"
 #include "worker/model/grouped_output.h"
 #include "worker/model/rope.h"
-#include "worker/model/streams.h"
+#include "worker/model/streamed_layer.h"
 
 namespace tensorfold {
 namespace {
@@ -282,10 +282,8 @@ absl::StatusOr<ModelShape> deepseek_v4_shape(const ModelConfig& config, ShardSpe
 }
 
 struct V4Layer {
-  std::unique_ptr<HyperConnection> mixer_streams, mlp_streams;
-  std::unique_ptr<Vector> mixer_norm, mlp_norm;
+  StreamedLayer blocks;
   std::unique_ptr<V4Attention> attention;
-  std::unique_ptr<ExpertsBlock> experts;
 };
 
 class DeepseekV4 : public Model {
@@ -307,8 +305,6 @@ class DeepseekV4 : public Model {
   DeepseekV4(const ModelConfig& config, const ModelShape& shape)
       : shape_(shape), streams_(config.streams.count), eps_(static_cast<float>(config.rms_norm_eps)) {}
   static absl::StatusOr<V4Layer> load_layer(LoadContext& load, int64_t index, const LayerRows& rows);
-  absl::Status run_layer(PassContext& pass, int index, const V4Layer& layer, const Rotations& rotations,
-                         const Streams& streams, Tensor normed) const;
   WeightCost cost() const;
 
   ModelShape shape_;
@@ -324,26 +320,11 @@ class DeepseekV4 : public Model {
 absl::StatusOr<V4Layer> DeepseekV4::load_layer(LoadContext& load, int64_t index, const LayerRows& rows) {
   const std::string prefix = fmt::format("layers.{}", index);
   const auto at = static_cast<size_t>(index);
-  V4Layer layer;
-  auto mixer_streams = HyperConnection::load(load, prefix + ".hc_attn");
-  if (!mixer_streams.ok()) return mixer_streams.status();
-  auto mlp_streams = HyperConnection::load(load, prefix + ".hc_ffn");
-  if (!mlp_streams.ok()) return mlp_streams.status();
-  auto mixer_norm = packed_norm(load, prefix + ".attn_norm", load.config.hidden_size);
-  if (!mixer_norm.ok()) return mixer_norm.status();
-  auto mlp_norm = packed_norm(load, prefix + ".ffn_norm", load.config.hidden_size);
-  if (!mlp_norm.ok()) return mlp_norm.status();
   auto attention = V4Attention::load(load, prefix + ".attn", load.config.layers[at], rows);
   if (!attention.ok()) return attention.status();
-  auto experts = ExpertsBlock::load(load, prefix + ".ffn", load.config.latent.experts_by_token[at]);
-  if (!experts.ok()) return experts.status();
-  layer.mixer_streams = *std::move(mixer_streams);
-  layer.mlp_streams = *std::move(mlp_streams);
-  layer.mixer_norm = *std::move(mixer_norm);
-  layer.mlp_norm = *std::move(mlp_norm);
-  layer.attention = *std::move(attention);
-  layer.experts = *std::move(experts);
-  return layer;
+  auto blocks = StreamedLayer::load(load, prefix, load.config.latent.experts_by_token[at]);
+  if (!blocks.ok()) return blocks.status();
+  return V4Layer{*std::move(blocks), *std::move(attention)};
 }
 
 absl::StatusOr<std::unique_ptr<Model>> DeepseekV4::load(LoadContext& load, const ModelShape& shape) {
@@ -372,29 +353,10 @@ absl::StatusOr<std::unique_ptr<Model>> DeepseekV4::load(LoadContext& load, const
 WeightCost DeepseekV4::cost() const {
   WeightCost cost = vocabulary_->cost() += head_->cost();
   for (const V4Layer& layer : layers_) {
-    cost += layer.mixer_streams->cost();
-    cost += layer.mlp_streams->cost();
+    cost += layer.blocks.cost();
     cost += layer.attention->cost();
-    cost += layer.experts->cost();
   }
   return cost;
-}
-
-absl::Status DeepseekV4::run_layer(PassContext& pass, int index, const V4Layer& layer, const Rotations& rotations,
-                                   const Streams& streams, Tensor normed) const {
-  Ops& ops = *pass.ops;
-  const ScratchScope scope(ops);
-  layer.mixer_streams->collapse(pass, index, "mixer.streams", streams);
-  ops.rms_norm(streams.input, 1, *layer.mixer_norm, eps_, normed);
-  pass.record(index, "input_norm", normed);
-  if (absl::Status s = layer.attention->add_to(pass, index, rotations, normed, streams.output); !s.ok()) return s;
-  layer.mixer_streams->expand(pass, index, "mixer.residual", streams);
-  layer.mlp_streams->collapse(pass, index, "mlp.streams", streams);
-  ops.rms_norm(streams.input, 1, *layer.mlp_norm, eps_, normed);
-  pass.record(index, "post_norm", normed);
-  if (absl::Status s = layer.experts->add_to(pass, index, normed, streams.output); !s.ok()) return s;
-  layer.mlp_streams->expand(pass, index, "mlp.residual", streams);
-  return absl::OkStatus();
 }
 
 absl::Status DeepseekV4::forward(PassContext& pass, Tensor* hidden) {
@@ -408,7 +370,11 @@ absl::Status DeepseekV4::forward(PassContext& pass, Tensor* hidden) {
   for (int64_t s = 0; s < streams_; ++s) vocabulary_->embed(pass, streams.all.columns(s * width, width));
   pass.record(-1, "embed", streams.all);
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const absl::Status status = run_layer(pass, static_cast<int>(i), layers_[i], rotations, streams, normed);
+    const int index = static_cast<int>(i);
+    const V4Attention& attention = *layers_[i].attention;
+    const absl::Status status = layers_[i].blocks.run(pass, index, streams, normed, [&](Tensor x, Tensor output) {
+      return attention.add_to(pass, index, rotations, x, output);
+    });
     if (!status.ok()) return status;
     pass.tap(static_cast<int64_t>(i), streams.all);
   }

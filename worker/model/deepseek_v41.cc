@@ -14,7 +14,7 @@
 #include "worker/model/families.h"
 #include "worker/model/grouped_output.h"
 #include "worker/model/rope.h"
-#include "worker/model/streams.h"
+#include "worker/model/streamed_layer.h"
 
 namespace tensorfold {
 namespace {
@@ -306,10 +306,8 @@ absl::StatusOr<ModelShape> deepseek_v41_shape(const ModelConfig& config, ShardSp
 
 struct V41Layer {
   std::unique_ptr<EngramBlock> engram;  // null: none
-  std::unique_ptr<HyperConnection> mixer_streams, mlp_streams;
-  std::unique_ptr<Vector> mixer_norm, mlp_norm;
+  StreamedLayer blocks;
   std::unique_ptr<V41Attention> attention;
-  std::unique_ptr<ExpertsBlock> experts;
 };
 
 class DeepseekV41 : public Model {
@@ -331,8 +329,6 @@ class DeepseekV41 : public Model {
   DeepseekV41(const ModelConfig& config, const ModelShape& shape)
       : config_(config), shape_(shape), eps_(static_cast<float>(config.rms_norm_eps)) {}
   static absl::StatusOr<V41Layer> load_layer(LoadContext& load, int64_t index, const ModelRows& rows);
-  absl::Status run_layer(PassContext& pass, int index, const V41Layer& layer, Shared& shared, const Streams& streams,
-                         Tensor normed) const;
   WeightCost cost() const;
 
   ModelConfig config_;
@@ -355,25 +351,13 @@ absl::StatusOr<V41Layer> DeepseekV41::load_layer(LoadContext& load, int64_t inde
     if (!block.ok()) return block.status();
     layer.engram = *std::move(block);
   }
-  auto mixer_streams = HyperConnection::load(load, prefix + ".hc_attn");
-  if (!mixer_streams.ok()) return mixer_streams.status();
-  auto mlp_streams = HyperConnection::load(load, prefix + ".hc_ffn");
-  if (!mlp_streams.ok()) return mlp_streams.status();
-  auto mixer_norm = packed_norm(load, prefix + ".attn_norm", load.config.hidden_size);
-  if (!mixer_norm.ok()) return mixer_norm.status();
-  auto mlp_norm = packed_norm(load, prefix + ".ffn_norm", load.config.hidden_size);
-  if (!mlp_norm.ok()) return mlp_norm.status();
   auto attention = V41Attention::load(load, index, rows);
   if (!attention.ok()) return attention.status();
-  auto experts = ExpertsBlock::load(load, prefix + ".ffn");
-  if (!experts.ok()) return experts.status();
-  load.reader.leave(prefix + ".ffn.gate.bias_vl");  // of tokens of pictures
-  layer.mixer_streams = *std::move(mixer_streams);
-  layer.mlp_streams = *std::move(mlp_streams);
-  layer.mixer_norm = *std::move(mixer_norm);
-  layer.mlp_norm = *std::move(mlp_norm);
   layer.attention = *std::move(attention);
-  layer.experts = *std::move(experts);
+  auto blocks = StreamedLayer::load(load, prefix, /*by_token=*/false);
+  if (!blocks.ok()) return blocks.status();
+  layer.blocks = *std::move(blocks);
+  load.reader.leave(prefix + ".ffn.gate.bias_vl");  // of tokens of pictures
   return layer;
 }
 
@@ -405,29 +389,10 @@ WeightCost DeepseekV41::cost() const {
   WeightCost cost = vocabulary_->cost();
   for (const V41Layer& layer : layers_) {
     if (layer.engram != nullptr) cost += layer.engram->cost();
-    cost += layer.mixer_streams->cost();
-    cost += layer.mlp_streams->cost();
+    cost += layer.blocks.cost();
     cost += layer.attention->cost();
-    cost += layer.experts->cost();
   }
   return cost;
-}
-
-absl::Status DeepseekV41::run_layer(PassContext& pass, int index, const V41Layer& layer, Shared& shared,
-                                    const Streams& streams, Tensor normed) const {
-  Ops& ops = *pass.ops;
-  const ScratchScope scope(ops);
-  layer.mixer_streams->collapse(pass, index, "mixer.streams", streams);
-  ops.rms_norm(streams.input, 1, *layer.mixer_norm, eps_, normed);
-  pass.record(index, "input_norm", normed);
-  if (absl::Status s = layer.attention->add_to(pass, index, shared, normed, streams.output); !s.ok()) return s;
-  layer.mixer_streams->expand(pass, index, "mixer.residual", streams);
-  layer.mlp_streams->collapse(pass, index, "mlp.streams", streams);
-  ops.rms_norm(streams.input, 1, *layer.mlp_norm, eps_, normed);
-  pass.record(index, "post_norm", normed);
-  if (absl::Status s = layer.experts->add_to(pass, index, normed, streams.output); !s.ok()) return s;
-  layer.mlp_streams->expand(pass, index, "mlp.residual", streams);
-  return absl::OkStatus();
 }
 
 absl::Status DeepseekV41::forward(PassContext& pass, Tensor* hidden) {
@@ -455,7 +420,10 @@ absl::Status DeepseekV41::forward(PassContext& pass, Tensor* hidden) {
       const absl::Status status = layers_[i].engram->add_to(pass, index, classes, streams.all);
       if (!status.ok()) return status;
     }
-    const absl::Status status = run_layer(pass, index, layers_[i], shared, streams, normed);
+    const V41Attention& attention = *layers_[i].attention;
+    const absl::Status status = layers_[i].blocks.run(pass, index, streams, normed, [&](Tensor x, Tensor output) {
+      return attention.add_to(pass, index, shared, x, output);
+    });
     if (!status.ok()) return status;
     pass.tap(index, streams.all);
   }

@@ -7,6 +7,7 @@
 
 #include "kernels/ops/stream_ops.h"
 #include "worker/model/families.h"
+#include "worker/model/ngrams.h"
 #include "worker/model/numpy_generator.h"
 #include "worker/model/primes.h"
 
@@ -111,14 +112,10 @@ absl::Status EngramBlock::load_tables(LoadContext& load, const std::string& pref
 }
 
 absl::Status EngramBlock::load_weights(LoadContext& load, const std::string& prefix) {
-  absl::StatusOr<MatrixSource> projection =
-      load.reader.matrix(prefix + ".wkv", (count_ + 1) * width_, cut_.slices.units * head_dim_);
+  absl::StatusOr<SlicedProjection> projection =
+      SlicedProjection::load(load, prefix + ".wkv", (count_ + 1) * width_, cut_, head_dim_);
   if (!projection.ok()) return projection.status();
-  const int64_t columns = cut_.slices.units_per_slice() * head_dim_;
-  for (int64_t slice = cut_.owned.first; slice < cut_.owned.end(); ++slice) {
-    const MatrixSource part = projection->slice_cols(slice * columns, columns);
-    projections_.push_back(load.ops.pack({&part, 1}));
-  }
+  projection_ = *std::move(projection);
   struct Part {
     const char* name;
     std::vector<std::unique_ptr<Vector>>& into;
@@ -134,11 +131,7 @@ absl::Status EngramBlock::load_weights(LoadContext& load, const std::string& pre
   return absl::OkStatus();
 }
 
-WeightCost EngramBlock::cost() const {
-  WeightCost cost;
-  for (const std::unique_ptr<Weight>& projection : projections_) cost += cost_of(*projection);
-  return cost;
-}
+WeightCost EngramBlock::cost() const { return projection_.cost(); }
 
 Tensor EngramBlock::look_up(PassContext& pass, const TokenClasses& classes) const {
   const int64_t rows = pass.rows.rows();
@@ -149,13 +142,7 @@ Tensor EngramBlock::look_up(PassContext& pass, const TokenClasses& classes) cons
     hash_.rows_of(classes.of(r), own);
     for (size_t head = 0; head < own.size(); ++head) ids[head][static_cast<size_t>(r)] = own[head];
   }
-  const Tensor found = pass.ops->scratch_input(rows, cut_.unit_count() * head_dim_);
-  for (int64_t i = 0; i < cut_.unit_count(); ++i) {
-    RowBatch batch;
-    batch.tokens = ids[static_cast<size_t>(cut_.first_unit() + i)];
-    pass.ops->embed(*tables_[static_cast<size_t>(i)], batch, found.columns(i * head_dim_, head_dim_));
-  }
-  return found;
+  return embed_heads(pass, tables_, cut_.first_unit(), head_dim_, ids);
 }
 
 void EngramBlock::norm_streams(Ops& ops, const std::vector<std::unique_ptr<Vector>>& weights, Tensor x,
@@ -174,18 +161,7 @@ absl::Status EngramBlock::add_to(PassContext& pass, int layer, const TokenClasse
   pass.record(layer, "engram.rows", found, cut_.first_unit(), cut_.unit_count());
   const Tensor projected = ops.scratch(rows, all + width_);
   ops.clear(projected);
-  std::vector<Tensor> partials;
-  std::vector<MatmulJob> jobs;
-  const int64_t columns = cut_.slices.units_per_slice() * head_dim_;
-  for (size_t s = 0; s < projections_.size(); ++s) {
-    partials.push_back(ops.scratch(rows, all + width_));
-    jobs.push_back({projections_[s].get(), found.columns(static_cast<int64_t>(s) * columns, columns), partials.back()});
-  }
-  ops.matmul_many(jobs);
-  for (size_t s = 0; s < partials.size(); ++s) {
-    pass.record(layer, "engram.projection", partials[s], cut_.owned.first + static_cast<int64_t>(s));
-  }
-  if (absl::Status s = pass.sum->add(cut_.slices.count, cut_.owned.first, partials, projected); !s.ok()) return s;
+  if (absl::Status s = projection_.add_to(pass, layer, "engram.projection", found, projected); !s.ok()) return s;
 
   const Tensor key = projected.columns(0, all), value = projected.columns(all, width_);
   const Tensor query = ops.scratch(rows, all), gated = ops.scratch(rows, all);

@@ -74,8 +74,8 @@ class EngramBlock {
   int64_t count_ = 0;  // streams
   int64_t width_ = 0;  // of a stream
   float eps_ = 0;
-  std::vector<std::unique_ptr<Weight>> tables_;       // one an own head
-  std::vector<std::unique_ptr<Weight>> projections_;  // [count * width + width, columns], one a slice: keys | value
+  std::vector<std::unique_ptr<Weight>> tables_;                   // one an own head
+  SlicedProjection projection_;                                   // [count * width + width]: keys | value
   std::vector<std::unique_ptr<Vector>> query_norms_, key_norms_;  // one a stream
 };
 

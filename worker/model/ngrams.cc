@@ -163,24 +163,26 @@ absl::Status NgramBlock::load_tables(LoadContext& load, const std::string& prefi
 }
 
 absl::Status NgramBlock::load_projections(LoadContext& load, const std::string& prefix) {
-  const int64_t columns = load.config.ngrams.embed_dim;
-  absl::StatusOr<MatrixSource> key = load.reader.matrix(prefix + ".key_proj", count_ * width_, columns);
-  if (!key.ok()) return key.status();
-  absl::StatusOr<MatrixSource> value = load.reader.matrix(prefix + ".value_proj", width_, columns);
-  if (!value.ok()) return value.status();
-  const int64_t slice_columns = cut_.slices.units_per_slice() * head_dim_;
-  for (int64_t slice = cut_.owned.first; slice < cut_.owned.end(); ++slice) {
-    const MatrixSource parts[] = {key->slice_cols(slice * slice_columns, slice_columns),
-                                  value->slice_cols(slice * slice_columns, slice_columns)};
-    projections_.push_back(load.ops.pack(parts));
-  }
+  const SlicedProjection::Module modules[] = {{prefix + ".key_proj", count_ * width_},
+                                              {prefix + ".value_proj", width_}};
+  absl::StatusOr<SlicedProjection> projection = SlicedProjection::load(load, modules, cut_, head_dim_);
+  if (!projection.ok()) return projection.status();
+  projection_ = *std::move(projection);
   return absl::OkStatus();
 }
 
-WeightCost NgramBlock::cost() const {
-  WeightCost cost;
-  for (const std::unique_ptr<Weight>& projection : projections_) cost += cost_of(*projection);
-  return cost;
+WeightCost NgramBlock::cost() const { return projection_.cost(); }
+
+Tensor embed_heads(PassContext& pass, std::span<const std::unique_ptr<Weight>> tables, int64_t first_head,
+                   int64_t head_dim, const std::vector<std::vector<int32_t>>& ids) {
+  const int64_t heads = static_cast<int64_t>(tables.size());
+  const Tensor found = pass.ops->scratch_input(pass.rows.rows(), heads * head_dim);
+  for (int64_t i = 0; i < heads; ++i) {
+    RowBatch batch;
+    batch.tokens = ids[static_cast<size_t>(first_head + i)];
+    pass.ops->embed(*tables[static_cast<size_t>(i)], batch, found.columns(i * head_dim, head_dim));
+  }
+  return found;
 }
 
 Tensor NgramBlock::look_up(PassContext& pass) const {
@@ -194,13 +196,7 @@ Tensor NgramBlock::look_up(PassContext& pass) const {
                   std::span(before).subspan(at * static_cast<size_t>(context_), static_cast<size_t>(context_)), own);
     for (size_t head = 0; head < own.size(); ++head) ids[head][at] = own[head];
   }
-  const Tensor found = pass.ops->scratch_input(rows, cut_.unit_count() * head_dim_);
-  for (int64_t i = 0; i < cut_.unit_count(); ++i) {
-    RowBatch batch;
-    batch.tokens = ids[static_cast<size_t>(cut_.first_unit() + i)];
-    pass.ops->embed(*tables_[static_cast<size_t>(i)], batch, found.columns(i * head_dim_, head_dim_));
-  }
-  return found;
+  return embed_heads(pass, tables_, cut_.first_unit(), head_dim_, ids);
 }
 
 absl::Status NgramBlock::add_to(PassContext& pass, int layer, Tensor streams) const {
@@ -211,19 +207,7 @@ absl::Status NgramBlock::add_to(PassContext& pass, int layer, Tensor streams) co
   pass.record(layer, "ngrams.rows", found, cut_.first_unit(), cut_.unit_count());
   const Tensor projected = ops.scratch(rows, all + width_);
   ops.clear(projected);
-  std::vector<Tensor> partials;
-  std::vector<MatmulJob> jobs;
-  const int64_t slice_columns = cut_.slices.units_per_slice() * head_dim_;
-  for (size_t s = 0; s < projections_.size(); ++s) {
-    partials.push_back(ops.scratch(rows, all + width_));
-    jobs.push_back({projections_[s].get(), found.columns(static_cast<int64_t>(s) * slice_columns, slice_columns),
-                    partials.back()});
-  }
-  ops.matmul_many(jobs);
-  for (size_t s = 0; s < partials.size(); ++s) {
-    pass.record(layer, "ngrams.projections", partials[s], cut_.owned.first + static_cast<int64_t>(s));
-  }
-  if (absl::Status s = pass.sum->add(cut_.slices.count, cut_.owned.first, partials, projected); !s.ok()) return s;
+  if (absl::Status s = projection_.add_to(pass, layer, "ngrams.projections", found, projected); !s.ok()) return s;
 
   const Tensor key = projected.columns(0, all), value = projected.columns(all, width_);
   const Tensor query = ops.scratch(rows, all), gated = ops.scratch(rows, all), mixed = ops.scratch(rows, all);

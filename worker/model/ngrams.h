@@ -37,6 +37,10 @@ Slices ngram_slices(const ModelConfig& config);
 /// The convolution's state, whole on every rank.
 ShortConvShape ngram_state(const ModelConfig& config);
 
+/// [rows, own heads * head_dim]: row ids[head][r] of each own head's table; `ids` has all heads.
+Tensor embed_heads(PassContext& pass, std::span<const std::unique_ptr<Weight>> tables, int64_t first_head,
+                   int64_t head_dim, const std::vector<std::vector<int32_t>>& ids);
+
 class NgramBlock {
  public:
   /// `prefix` like "layers.1.ple", the `index`-th layer with tables.
@@ -64,8 +68,8 @@ class NgramBlock {
   int64_t recurrent_layer_ = 0;
   float eps_ = 0;
   ShortConvShape conv_shape_;
-  std::vector<std::unique_ptr<Weight>> tables_;       // one an own head
-  std::vector<std::unique_ptr<Weight>> projections_;  // [count * width + width, columns], one a slice: keys | value
+  std::vector<std::unique_ptr<Weight>> tables_;  // one an own head
+  SlicedProjection projection_;                  // [count * width + width]: keys | value
   StreamNorm key_norm_, query_norm_, conv_norm_;
   std::unique_ptr<Vector> conv_;
 };
