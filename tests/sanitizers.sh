@@ -7,7 +7,7 @@
 set -euo pipefail
 case "${1:-}" in
   asan)
-    echo safetensors_test model_config_test latent_config_test checkpoint_test weights_test stored_weights_test
+    echo safetensors_test model_config_test latent_config_test deepseek_v41_test vocabulary_test checkpoint_test weights_test stored_weights_test
     echo state_store_test snapshots_test                                           # files of states
     echo tokenizer_test chat_template_test chat_template_limits_test reply_parser_test reply_corpus_test profile_test
     echo wire_plan_test wire_report_test join_test                                 # between ranks

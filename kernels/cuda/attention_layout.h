@@ -4,13 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/numerics/host_device.h"
 #include "kernels/ops/ops.h"
-
-#ifdef __CUDACC__
-#define TF_HOST_DEVICE __host__ __device__
-#else
-#define TF_HOST_DEVICE
-#endif
 
 namespace tensorfold {
 

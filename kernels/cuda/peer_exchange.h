@@ -40,6 +40,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/rowwise.h"
+#include "kernels/numerics/host_device.h"
 #include "kernels/numerics/tree.h"
 
 namespace tensorfold {
@@ -131,26 +132,20 @@ void cuda_pinned_in(cudaStream_t stream, PinnedControl* control, const void* hos
 
 namespace peer_layout {
 
-#ifdef __CUDACC__
-#define TF_PEER_HOST_DEVICE __host__ __device__
-#else
-#define TF_PEER_HOST_DEVICE
-#endif
-
 /// Where block `block` of kPeerBlocks begins in a message of `bytes` bytes: 16-byte units, whatever the pointers'
 /// alignment, because sender and receiver must cut alike.
-TF_PEER_HOST_DEVICE constexpr size_t block_begin(size_t bytes, int block) {
+TF_HOST_DEVICE constexpr size_t block_begin(size_t bytes, int block) {
   const size_t units = (bytes + 15) / 16;
   const size_t begin = units * static_cast<size_t>(block) / kPeerBlocks * 16;
   return begin < bytes ? begin : bytes;
 }
 /// Offset of rank `from`'s message in a slots area.
-TF_PEER_HOST_DEVICE constexpr size_t slot_offset(uint32_t sequence, int world, int from, size_t slot_bytes) {
+TF_HOST_DEVICE constexpr size_t slot_offset(uint32_t sequence, int world, int from, size_t slot_bytes) {
   return ((sequence & 1) * static_cast<size_t>(world) + static_cast<size_t>(from)) * slot_bytes;
 }
 /// Offset in words of half `half` (2 of 4 floats) of item `item` of node `node`; nodes have 4 * items floats. Halves
 /// lie apart so that the 16-byte accesses of a warp are contiguous.
-TF_PEER_HOST_DEVICE constexpr int64_t sum_offset(uint32_t sequence, int64_t sum_floats, int node, int half,
+TF_HOST_DEVICE constexpr int64_t sum_offset(uint32_t sequence, int64_t sum_floats, int node, int half,
                                                  int64_t items, int64_t item) {
   return static_cast<int64_t>(sequence & 1) * sum_floats + (static_cast<int64_t>(node) * 2 + half) * items * 2 +
          item * 2;

@@ -152,7 +152,7 @@ TEST(CudaCandidates, AwkwardRows) {
   }
 }
 
-// Draws are those of the host to the bit of every score, for a true vocabulary, hot and cold rows, ties, rows that draw
+// Draws choose the host's tokens, for a true vocabulary, hot and cold rows, ties, rows that draw
 // nothing; a logit that is not finite is what comes back, the first of the row.
 TEST(CudaDraws, EqualTheHosts) {
   TF_NEED_GPU();

@@ -1,4 +1,5 @@
-// A hostile tokenizer.json gives an error or a tokenizer that works; never a crash, and never endless work.
+// A hostile tokenizer.json gives an error or a tokenizer that works, and classes of its tokens or an error; never a
+// crash, and never endless work.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include "coordinator/tokenizer/split_regex.h"
 #include "coordinator/tokenizer/tokenizer.h"
 #include "coordinator/tokenizer/utf8.h"
+#include "worker/vocabulary/compressed_vocabulary.h"
 
 namespace {
 
@@ -32,6 +34,8 @@ std::string wrap(std::string_view parts) {
 }
 
 void use(std::string_view json) {
+  const auto classes = tensorfold::compress_vocabulary(json, "fuzz");
+  if (classes.ok() && static_cast<size_t>(classes->classes) > classes->class_of.size()) std::abort();
   const auto tokenizer = tensorfold::Tokenizer::parse(json);
   if (!tokenizer.ok()) return;
   const auto ids = (*tokenizer)->encode("Hello, ab e\xCC\x81 12345 \xE4\xB8\xAD  \n<|x|> aaaaaaaaaaaaaaaaaaaa");
