@@ -145,8 +145,8 @@ TF_HOST_DEVICE constexpr size_t slot_offset(uint32_t sequence, int world, int fr
 }
 /// Offset in words of half `half` (2 of 4 floats) of item `item` of node `node`; nodes have 4 * items floats. Halves
 /// lie apart so that the 16-byte accesses of a warp are contiguous.
-TF_HOST_DEVICE constexpr int64_t sum_offset(uint32_t sequence, int64_t sum_floats, int node, int half,
-                                                 int64_t items, int64_t item) {
+TF_HOST_DEVICE constexpr int64_t sum_offset(uint32_t sequence, int64_t sum_floats, int node, int half, int64_t items,
+                                            int64_t item) {
   return static_cast<int64_t>(sequence & 1) * sum_floats + (static_cast<int64_t>(node) * 2 + half) * items * 2 +
          item * 2;
 }
