@@ -116,6 +116,10 @@ class Piece {
       case CudaWeightKind::kAffine8Wide:
         launch_experts_wide(format.kind, p, format.sets, grid_, rows_way, chunk, stream_);
         return;
+      case CudaWeightKind::kFp8:
+      case CudaWeightKind::kFp4:
+        launch_experts_small_floats(format.kind, p, format.sets, grid_, rows_way, chunk, stream_);
+        return;
     }
   }
 

@@ -87,5 +87,7 @@ bool launch_experts_affine8(const ExpertProductArgs& args, int sets, const Exper
                             int chunk_rows, cudaStream_t stream);
 bool launch_experts_wide(CudaWeightKind kind, const ExpertProductArgs& args, int sets, const ExpertGrid& grid,
                          bool rows_way, int chunk_rows, cudaStream_t stream);
+bool launch_experts_small_floats(CudaWeightKind kind, const ExpertProductArgs& args, int sets, const ExpertGrid& grid,
+                                 bool rows_way, int chunk_rows, cudaStream_t stream);
 
 }  // namespace tensorfold

@@ -1,4 +1,4 @@
-#include <array>
+#include <utility>
 
 #include "kernels/cuda/cuda_weight.h"
 #include "kernels/cuda/matmul.h"
@@ -28,6 +28,9 @@ bool launch(CudaWeightKind kind, int sets, MatmulArgs& args, cudaStream_t stream
       return launch_matmul_affine4(args, sets, gpu_facts(), stream);
     case CudaWeightKind::kAffine8:
       return launch_matmul_affine8(args, sets, gpu_facts(), stream);
+    case CudaWeightKind::kFp8:
+    case CudaWeightKind::kFp4:
+      return launch_matmul_small_floats(kind, sets, args, gpu_facts(), stream);
     case CudaWeightKind::kAffine4Wide:
     case CudaWeightKind::kAffine8Wide:
       return launch_matmul_wide(kind, sets, args, gpu_facts(), stream);
@@ -62,15 +65,11 @@ void cuda_matmul(cudaStream_t stream, std::span<const CudaMatmulJob> jobs) {
       return;
     }
   }
-  constexpr std::array<std::pair<CudaWeightKind, int>, 9> kFormats = {{{CudaWeightKind::kBf16, 0},
-                                                                       {CudaWeightKind::kAffine4, 1},
-                                                                       {CudaWeightKind::kAffine4, 2},
-                                                                       {CudaWeightKind::kAffine8, 1},
-                                                                       {CudaWeightKind::kAffine8, 2},
-                                                                       {CudaWeightKind::kAffine4Wide, 1},
-                                                                       {CudaWeightKind::kAffine4Wide, 2},
-                                                                       {CudaWeightKind::kAffine8Wide, 1},
-                                                                       {CudaWeightKind::kAffine8Wide, 2}}};
+  constexpr std::pair<CudaWeightKind, int> kFormats[] = {
+      {CudaWeightKind::kBf16, 0},        {CudaWeightKind::kAffine4, 1},     {CudaWeightKind::kAffine4, 2},
+      {CudaWeightKind::kAffine8, 1},     {CudaWeightKind::kAffine8, 2},     {CudaWeightKind::kAffine4Wide, 1},
+      {CudaWeightKind::kAffine4Wide, 2}, {CudaWeightKind::kAffine8Wide, 1}, {CudaWeightKind::kAffine8Wide, 2},
+      {CudaWeightKind::kFp8, 1},         {CudaWeightKind::kFp8, 2},         {CudaWeightKind::kFp4, 1}};
   for (const auto& [kind, sets] : kFormats) {
     MatmulArgs args;
     args.rows = static_cast<int32_t>(jobs[0].x.rows);

@@ -36,6 +36,12 @@ __device__ void piece_values(CudaWeightKind kind, int sets, const uint8_t* stage
     }
     return;
   }
+  if (kind == CudaWeightKind::kFp4) {
+    const Fp4Parts parts(*reinterpret_cast<const uint32_t*>(stage + fp4_scale_offset(lane)),
+                         *reinterpret_cast<const uint4*>(stage + kFp4FactorsOffset), half);
+    parts.of(*reinterpret_cast<const uint32_t*>(stage + affine4_offset(half, upper, lane)), upper != 0, values);
+    return;
+  }
   const int set = sets == 2 ? half : 0;
   const uint32_t scale = *reinterpret_cast<const uint32_t*>(stage + scale_offset(kind, sets, set, lane / 4, upper));
   if (kept_bits(kind) == 4) {
@@ -47,7 +53,9 @@ __device__ void piece_values(CudaWeightKind kind, int sets, const uint8_t* stage
     }
   } else {
     const uint2 codes = *reinterpret_cast<const uint2*>(stage + affine8_offset(half, upper, lane));
-    if (has_wide_scales(kind)) {
+    if (kind == CudaWeightKind::kFp8) {
+      AffineValues<CudaWeightKind::kFp8>(scale).of(codes, values);
+    } else if (has_wide_scales(kind)) {
       AffineValues<CudaWeightKind::kAffine8Wide>(scale).of(codes, values);
     } else {
       AffineValues<CudaWeightKind::kAffine8>(scale).of(codes, values);

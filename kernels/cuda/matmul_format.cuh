@@ -36,7 +36,7 @@ __device__ __forceinline__ Bf16x2 high_half(uint32_t v) {
 }
 
 /// Eight codes of a row and their scale and bias (one word, as packed) to eight values: fma(scale, code, bias) in bf16,
-/// one rounding of the exact value whichever way it is computed.
+/// one rounding of the exact value whichever way it is computed. (FP8: the two parts of a scale.)
 template <CudaWeightKind kKind>
 struct AffineValues;
 
@@ -102,6 +102,61 @@ struct AffineValues<CudaWeightKind::kAffine8Wide> {
   }
 };
 
+/// FP8: a code's sign, exponent and mantissa stand where bf16 has them, so it is a number as it is cut out, c 2^-120
+/// (subnormal codes too: bf16's subnormal numbers are spaced alike). Scales are packed times 2^120, in two parts: the
+/// fma rounds once, and what the parts lose changes no weight (matmul_pack_scales.h).
+__device__ __forceinline__ Bf16x2 scaled_by_parts(Bf16x2 code, Bf16x2 hi, Bf16x2 lo) {
+  constexpr Bf16x2 kMinusZero = 0x80008000;
+  return fma_bf16x2(code, hi, fma_bf16x2(code, lo, kMinusZero));
+}
+template <>
+struct AffineValues<CudaWeightKind::kFp8> {
+  uint32_t parts;
+  __device__ __forceinline__ explicit AffineValues(uint32_t word) : parts(word) {}
+  __device__ __forceinline__ void of(uint2 codes, Bf16x2 (&out)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word = i == 0 ? codes.x : codes.y;
+      const Bf16x2 first = word & 0x87f087f0u;
+      const Bf16x2 second = and_or(word >> 4, 0x07000700u, (word << 4) & 0x80f080f0u);
+      out[2 * i] = scaled_by_parts(first, low_half(parts), high_half(parts));
+      out[2 * i + 1] = scaled_by_parts(second, low_half(parts), high_half(parts));
+    }
+  }
+};
+
+/// FP4: the same with c 2^-126.
+__device__ __forceinline__ void fp4_codes(uint32_t word, Bf16x2 (&out)[4]) {
+  constexpr uint32_t kMask = 0x81c081c0u;
+  out[0] = word & kMask;
+  out[1] = (word << 3) & kMask;
+  out[2] = (word << 6) & kMask;
+  out[3] = and_or(word << 1, 0x80008000u, and_or(word >> 3, 0x00800080u, (word >> 5) & 0x01400140u));
+}
+__device__ __forceinline__ float fp4_scale(uint32_t byte, uint4 factors, bool upper) {
+  const float number = __fmul_rn(__uint_as_float(byte * factors.z), __uint_as_float(factors.w));
+  return __fmul_rn(number, __uint_as_float(upper ? factors.y : factors.x));
+}
+/// The parts of the scales of row g (low halves) and row g + 8 of a half of a stage.
+struct Fp4Parts {
+  Bf16x2 hi, lo;
+  __device__ __forceinline__ Fp4Parts(uint32_t scales, uint4 factors, int half) {
+    const uint32_t both = scales >> (16 * half);
+    const float low = fp4_scale(both & 255, factors, false), high = fp4_scale(both >> 8 & 255, factors, true);
+    hi = bf16_pair(low, high);
+    lo = bf16_pair(__fsub_rn(low, __uint_as_float(hi << 16)), __fsub_rn(high, __uint_as_float(hi & 0xffff0000u)));
+  }
+  __device__ __forceinline__ void of(uint32_t word, bool upper, Bf16x2 (&out)[4]) const {
+    Bf16x2 codes[4];
+    fp4_codes(word, codes);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      out[j] = upper ? scaled_by_parts(codes[j], high_half(hi), high_half(lo))
+                     : scaled_by_parts(codes[j], low_half(hi), low_half(lo));
+    }
+  }
+};
+
 /// The rows g and g + 8 of a block as the two steps' A fragments.
 __device__ __forceinline__ void fragments_of_rows(const Bf16x2 (&row)[4], const Bf16x2 (&upper)[4], Bf16x2 (&a)[2][4]) {
 #pragma unroll
@@ -159,7 +214,30 @@ struct WeightStage<CudaWeightKind::kBf16, 0> {
   }
 };
 
-/// Affine codes, 4 or 8 bits. Per half of the stage, codes of row g and of row g + 8.
+template <>
+struct WeightStage<CudaWeightKind::kFp4, 1> {
+  uint4 codes, factors;
+  uint32_t scales;
+  __device__ __forceinline__ void load(const uint8_t* stage, int lane, bool present) {
+    load_stream16(codes, stage + lane * 16, present);
+    load_stream4(scales, stage + fp4_scale_offset(lane), present);
+    load_stream16(factors, stage + kFp4FactorsOffset, present);
+  }
+  __device__ __forceinline__ void load_shared(uint32_t stage, int lane) {
+    codes = load_shared16(stage + lane * 16);
+    scales = load_shared4(stage + fp4_scale_offset(lane));
+    factors = load_shared16(stage + kFp4FactorsOffset);
+  }
+  __device__ __forceinline__ void fragments(int half, Bf16x2 (&a)[2][4]) const {
+    const Fp4Parts parts(scales, factors, half);
+    Bf16x2 row[4], upper[4];
+    parts.of(half == 0 ? codes.x : codes.z, false, row);
+    parts.of(half == 0 ? codes.y : codes.w, true, upper);
+    fragments_of_rows(row, upper, a);
+  }
+};
+
+/// Affine codes and FP8, 4 or 8 bits. Per half of the stage, codes of row g and of row g + 8.
 template <CudaWeightKind kKind, int kSets>
 struct WeightStage {
   static constexpr bool kFour = kept_bits(kKind) == 4;

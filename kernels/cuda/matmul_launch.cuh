@@ -168,9 +168,10 @@ bool launch_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   constexpr bool kPlain = kKind == CudaWeightKind::kBf16;
   using Large = std::conditional_t<kPlain, TileShape<4, 2, 4, 8, 4, 1>, TileShape<8, 1, 2, 16, 4, 1>>;
   using Low = TileShape<8, 1, 2, 16, 3, 1>;  // 4 bits: large tiles in less shared memory
+  constexpr bool kLow = kKind == CudaWeightKind::kAffine4 || kKind == CudaWeightKind::kFp4;
   using Small = TileShape<4, 2, 2, 8, 3, 1>;
   static_assert(Large::kBlockRows == Small::kBlockRows && Low::kBlockRows == Small::kBlockRows);
-  static_assert(kKind != CudaWeightKind::kAffine4 || Low::shared_bytes(kKind, kSets) <= 99 * 1024);
+  static_assert(!kLow || Low::shared_bytes(kKind, kSets) <= 99 * 1024);
   static_assert(Small::shared_bytes(kKind, kSets) <= 99 * 1024);
   const int row_blocks = (args.rows + Small::kBlockRows - 1) / Small::kBlockRows;
   const auto waves = [&](int block_tiles) {
@@ -181,7 +182,7 @@ bool launch_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
     if (Large::shared_bytes(kKind, kSets) <= gpu.shared_bytes) {
       return launch_tile<kKind, kSets, Large>(args, gpu, stream);
     }
-    if constexpr (kKind == CudaWeightKind::kAffine4) return launch_tile<kKind, kSets, Low>(args, gpu, stream);
+    if constexpr (kLow) return launch_tile<kKind, kSets, Low>(args, gpu, stream);
   }
   return launch_tile<kKind, kSets, Small>(args, gpu, stream);
 }

@@ -17,5 +17,8 @@ bool launch_matmul_bf16(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stre
 bool launch_matmul_affine4(MatmulArgs& args, int sets, const GpuFacts& gpu, cudaStream_t stream);
 bool launch_matmul_affine8(MatmulArgs& args, int sets, const GpuFacts& gpu, cudaStream_t stream);
 bool launch_matmul_wide(CudaWeightKind kind, int sets, MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream);
+/// kFp8 and kFp4.
+bool launch_matmul_small_floats(CudaWeightKind kind, int sets, MatmulArgs& args, const GpuFacts& gpu,
+                                cudaStream_t stream);
 
 }  // namespace tensorfold

@@ -1,9 +1,9 @@
 // Packing: rows go through two pinned buffers (the bound on host memory) into two device buffers, and a kernel puts
 // them in the order of cuda_weight.h. The next buffer is filled while the one before it is copied and permuted.
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 
@@ -17,11 +17,11 @@ namespace {
 constexpr int64_t kBufferBytes = int64_t{16} << 20;
 
 // Staged rows (16 a tile) to tiles, 16 bytes of output a thread.
-__global__ void pack_kernel(const uint8_t* staged, uint8_t* out, CudaWeightKind kind, int sets, int64_t tiles,
-                            int64_t stages) {
+__global__ void pack_kernel(const uint8_t* staged, uint8_t* out, CudaWeightKind kind, int sets, uint4 factors,
+                            int64_t tiles, int64_t stages) {
   const int64_t total = tiles * stages * (stage_bytes(kind, sets) / 16);
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total; i += int64_t{gridDim.x} * blockDim.x) {
-    reinterpret_cast<uint4*>(out)[i] = packed_piece(staged, kind, sets, tiles, stages, i);
+    reinterpret_cast<uint4*>(out)[i] = packed_piece(staged, kind, sets, factors, tiles, stages, i);
   }
 }
 
@@ -99,12 +99,14 @@ struct SegmentSource {
 };
 
 // Enqueues the packing of a segment at `memory`; the host's buffers are free again when it returns, the device's work
-// goes on.
-bool pack_segment(const SegmentSource& source, Stager& stager, const CudaWeightSegment& segment, uint8_t* memory) {
+// goes on. Sets `nan` where a weight is no number.
+bool pack_segment(const SegmentSource& source, Stager& stager, const CudaWeightSegment& segment, uint8_t* memory,
+                  std::atomic<bool>& nan) {
   const int64_t stages = segment.stages;
   const int64_t row_bytes = staged_row_bytes(segment.kind, stages);
   const int64_t scale_bytes = staged_scale_bytes(segment.sets, stages);
   const int64_t tiles_a_buffer = kBufferBytes / (kTileRows * (row_bytes + scale_bytes));
+  const uint4 factors = factors_piece(source.format.factors[0], source.format.factors[1]);
   int turn = 0;
   for (int64_t tile = 0; tile < segment.tiles; tile += tiles_a_buffer, turn ^= 1) {
     const int64_t tiles = std::min(tiles_a_buffer, segment.tiles - tile), rows = tiles * kTileRows;
@@ -114,16 +116,18 @@ bool pack_segment(const SegmentSource& source, Stager& stager, const CudaWeightS
     uint8_t* scales = codes + rows * row_bytes;
     on_threads(rows, [&](int64_t begin, int64_t end) {
       WeightView views[2];  // of gate and up, whose rows alternate
+      bool found_nan = false;
       for (int64_t r = begin; r < end; ++r) {
         const auto [block, row] = source.row_at(tile * kTileRows + r);
         if (block != nullptr) {
           stage_row(*block, row, source.format, stages, codes + r * row_bytes, scales + r * scale_bytes,
-                    views[source.pairing == CudaPairing::kGateUp && r % kTileRows >= 8]);
+                    views[source.pairing == CudaPairing::kGateUp && r % kTileRows >= 8], &found_nan);
         } else {
           std::fill_n(codes + r * row_bytes, row_bytes, uint8_t{0});
           std::fill_n(scales + r * scale_bytes, scale_bytes, uint8_t{0});
         }
       }
+      if (found_nan) nan = true;
     });
     if (!cuda_ok(cudaMemcpyAsync(stager.device[turn], codes, static_cast<size_t>(rows * (row_bytes + scale_bytes)),
                                  cudaMemcpyHostToDevice, stager.stream),
@@ -131,23 +135,29 @@ bool pack_segment(const SegmentSource& source, Stager& stager, const CudaWeightS
       return false;
     }
     pack_kernel<<<1024, 256, 0, stager.stream>>>(stager.device[turn], memory + tile * segment.tile_bytes(),
-                                                 segment.kind, segment.sets, tiles, stages);
+                                                 segment.kind, segment.sets, factors, tiles, stages);
     if (!cuda_launched("pack") || !cuda_ok(cudaEventRecord(stager.done[turn], stager.stream), "pack")) return false;
   }
   return true;
 }
 
-// One format for the two matrices of a pair, which lie row by row beside each other: codes of 4 bits can be kept as 8,
-// small scales as wide ones, and a set of 64 columns as two of 32. The values are the same. Nothing for two that have
-// no such format.
-std::optional<PackFormat> shared_format(PackFormat a, PackFormat b) {
+// One format for the two matrices of a pair, which lie row by row beside each other. Affine codes of 4 bits can be kept
+// as 8, small scales as wide ones, and a set of 64 columns as two of 32; FP4's factors are kept for both. What has no
+// such format is kept as bf16. The values are the same.
+PackFormat shared_format(PackFormat a, PackFormat b) {
+  const auto small_float = [](PackFormat f) {
+    return f.kind == CudaWeightKind::kFp8 || f.kind == CudaWeightKind::kFp4;
+  };
+  if (a.kind == b.kind && small_float(a) && a.factors[0].multiplier == b.factors[0].multiplier) {
+    return {a.kind, std::max(a.sets, b.sets), {a.factors[0], b.factors[1]}};
+  }
   if (a == b) return a;
-  if (a.sets == 0 || b.sets == 0) return std::nullopt;
+  if (a.sets == 0 || b.sets == 0 || small_float(a) || small_float(b)) return {};
   const bool eight = kept_bits(a.kind) == 8 || kept_bits(b.kind) == 8;
   const bool wide = has_wide_scales(a.kind) || has_wide_scales(b.kind);
   const CudaWeightKind four_kind = wide ? CudaWeightKind::kAffine4Wide : CudaWeightKind::kAffine4;
   const CudaWeightKind eight_kind = wide ? CudaWeightKind::kAffine8Wide : CudaWeightKind::kAffine8;
-  return PackFormat{eight ? eight_kind : four_kind, std::max(a.sets, b.sets)};
+  return {eight ? eight_kind : four_kind, std::max(a.sets, b.sets), {}};
 }
 
 // Groups blocks that are stacked in one format; an error sentence if that cannot be.
@@ -162,20 +172,15 @@ std::vector<SegmentSource> plan_segments(std::span<const MatrixSource> blocks, C
     if (block.rows == 0) continue;
     PackFormat format = pack_format(block);
     if (pairing == CudaPairing::kGateUp && !plan.empty()) {
-      if (const std::optional<PackFormat> both = shared_format(plan.back().format, format)) {
-        format = plan.back().format = *both;
-      }
+      format = plan.back().format = shared_format(plan.back().format, format);
     }
     if (plan.empty() || plan.back().format != format) plan.push_back({{}, pairing, format});
     plan.back().blocks.push_back(block);
   }
   if (plan.empty()) *error = "an empty matrix cannot be packed";
   if (pairing == CudaPairing::kGateUp && error->empty()) {
-    if (blocks.size() != 2 || blocks[0].rows != blocks[1].rows) {
+    if (blocks.size() != 2 || blocks[0].rows != blocks[1].rows)
       *error = "gate and up must be two matrices of equal rows";
-    } else if (plan.size() != 1) {
-      *error = "gate and up must be quantised alike";
-    }
   }
   return plan;
 }
@@ -228,13 +233,14 @@ std::vector<std::unique_ptr<CudaWeight>> pack_cuda_weights(std::span<const CudaP
   const std::shared_ptr<void> memory(at, [](void* p) { cudaFree(p); });
   std::vector<std::unique_ptr<CudaWeight>> weights;
   bool good = true;
+  std::atomic<bool> nan{false};
   for (size_t i = 0; i < jobs.size() && good; ++i) {
     int64_t rows = 0;
     for (size_t s = 0; s < packed[i].size() && good; ++s) {
       CudaWeightSegment& segment = packed[i][s];
       segment.memory = memory;
       segment.data = at;
-      good = pack_segment(plans[i][s], stager, segment, at);
+      good = pack_segment(plans[i][s], stager, segment, at, nan);
       at += placed_bytes(segment);
       rows += segment.rows;
     }
@@ -243,7 +249,8 @@ std::vector<std::unique_ptr<CudaWeight>> pack_cuda_weights(std::span<const CudaP
   }
   // Also before memory is given back: nothing may still write into it.
   good = cuda_ok(cudaStreamSynchronize(stager.stream), "pack") && good;
-  if (!good) weights.clear();
+  if (nan) *error = "a weight is not a number (FP8 code 0x7f or 0xff)";
+  if (!good || nan) weights.clear();
   return weights;
 }
 

@@ -15,9 +15,42 @@ __host__ __device__ inline uint32_t interleave_codes4(uint32_t codes) {
   return word;
 }
 
-/// Bytes [16 index, 16 index + 16) of `tiles` tiles, from their staged rows.
-__host__ __device__ inline uint4 packed_piece(const uint8_t* staged, CudaWeightKind kind, int sets, int64_t tiles,
-                                              int64_t stages, int64_t index) {
+/// The same for FP4: a half of the word has the codes of columns 0, 2, 4, 6 (low half) or 1, 3, 5, 7, a code's sign and
+/// magnitude at the bits that fp4_bits() says.
+__host__ __device__ inline uint32_t interleave_fp4(uint32_t codes) {
+  uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t code = codes >> (4 * i) & 15;
+    for (int b = 0; b < 4; ++b) word |= (code >> b & 1) << (fp4_bit(i / 2, b) + 16 * (i % 2));
+  }
+  return word;
+}
+/// Four e4m3 codes, a byte each, to a word: columns 0 and 2 in its low half, 1 and 3 in its high one.
+__host__ __device__ inline uint32_t interleave_fp8(uint32_t codes) {
+  uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t code = codes >> (8 * i) & 255;
+    for (int b = 0; b < 8; ++b) word |= (code >> b & 1) << (fp8_bit(i / 2, b) + 16 * (i % 2));
+  }
+  return word;
+}
+
+/// What the kernels have at the end of each stage of kFp4.
+__host__ __device__ inline uint4 factors_piece(const Fp4Factors& low, const Fp4Factors& high) {
+  const auto bits = [](float value) {
+    union {
+      float f;
+      uint32_t u;
+    } both;
+    both.f = value;
+    return both.u;
+  };
+  return make_uint4(bits(low.factor), bits(high.factor), low.multiplier, bits(low.first));
+}
+
+/// Bytes [16 index, 16 index + 16) of `tiles` tiles, from their staged rows. kFp4: `factors` is its factors_piece().
+__host__ __device__ inline uint4 packed_piece(const uint8_t* staged, CudaWeightKind kind, int sets, uint4 factors,
+                                              int64_t tiles, int64_t stages, int64_t index) {
   const int64_t row_bytes = staged_row_bytes(kind, stages);
   const int pieces = stage_bytes(kind, sets) / 16;
   const int piece = static_cast<int>(index % pieces);
@@ -30,6 +63,25 @@ __host__ __device__ inline uint4 packed_piece(const uint8_t* staged, CudaWeightK
     const int64_t at = stage * 128 + (32 * (piece / 64) + 8 * t + 4 * (piece / 32 % 2)) * 2;
     return make_uint4(word(row + at), word(upper + at), word(row + at + 4), word(upper + at + 4));
   }
+  if (kind == CudaWeightKind::kFp4) {
+    if (piece == pieces - 1) return factors;
+    if (piece < 32) {
+      const int64_t at = stage * 32 + 4 * t;
+      return make_uint4(interleave_fp4(word(row + at)), interleave_fp4(word(upper + at)),
+                        interleave_fp4(word(row + at + 16)), interleave_fp4(word(upper + at + 16)));
+    }
+    const uint8_t* bytes = staged + tiles * kTileRows * row_bytes;
+    uint32_t words[4];
+    for (int w = 0; w < 4; ++w) {
+      const int i = (piece - 32) * 4 + w, pair = i % 2;  // (g, which 16 of 32 columns)
+      words[w] = 0;
+      for (int b = 0; b < 4; ++b) {
+        const int64_t from_row = tile * kTileRows + i / 2 + 8 * (b % 2);
+        words[w] |= static_cast<uint32_t>(bytes[(from_row * stages + stage) * 4 + 2 * (b / 2) + pair]) << (8 * b);
+      }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
   if (kept_bits(kind) == 4 && piece < 32) {
     const int64_t at = stage * 32 + 4 * t;
     return make_uint4(interleave_codes4(word(row + at)), interleave_codes4(word(upper + at)),
@@ -37,7 +89,10 @@ __host__ __device__ inline uint4 packed_piece(const uint8_t* staged, CudaWeightK
   }
   if (kept_bits(kind) == 8 && piece < 64) {
     const int64_t at = stage * 64 + 32 * (piece / 32) + 8 * t;
-    return make_uint4(word(row + at), word(row + at + 4), word(upper + at), word(upper + at + 4));
+    const uint4 codes = make_uint4(word(row + at), word(row + at + 4), word(upper + at), word(upper + at + 4));
+    if (kind != CudaWeightKind::kFp8) return codes;
+    return make_uint4(interleave_fp8(codes.x), interleave_fp8(codes.y), interleave_fp8(codes.z),
+                      interleave_fp8(codes.w));
   }
   const uint8_t* scales = staged + tiles * kTileRows * row_bytes;
   uint32_t words[4];

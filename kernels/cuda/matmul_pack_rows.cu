@@ -1,27 +1,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "kernels/cuda/matmul_pack_rows.h"
-#include "kernels/ops/small_floats.h"
+#include "kernels/cuda/matmul_pack_scales.h"
+#include "kernels/numerics/check.h"
+#include "kernels/ops/weight_scales.h"
 
 namespace tensorfold {
 namespace {
-
-float element(const std::byte* from, WeightFormat format, int64_t index) {
-  if (format == WeightFormat::kF32) {
-    float value;
-    std::memcpy(&value, from + 4 * index, 4);
-    return value;
-  }
-  uint16_t half;
-  std::memcpy(&half, from + 2 * index, 2);
-  if (format == WeightFormat::kF16) return float_of_f16(half);
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
 
 // Code of column `col` in a row's bit stream, lowest bits first.
 uint32_t code_at(const std::byte* row, int bits, int64_t col) {
@@ -55,7 +43,7 @@ void stage_plain_row(const MatrixSource& s, int64_t row, uint8_t* to) {
     return;
   }
   for (int64_t c = 0; c < s.cols; ++c) {
-    const uint16_t value = bf16_of_float(element(from, s.format, c));
+    const uint16_t value = bf16_of_float(number_at(from, s.format, c));
     std::memcpy(to + 2 * c, &value, 2);
   }
 }
@@ -75,10 +63,39 @@ void stage_affine_row(const MatrixSource& s, int64_t row, PackFormat format, int
     const int64_t group = e * set_columns / s.group;
     uint16_t scale;
     std::memcpy(&scale, row_scales + 2 * group, 2);
-    if (!has_wide_scales(format.kind)) scale = raised_scale(element(row_scales, WeightFormat::kBf16, group));
+    if (!has_wide_scales(format.kind)) scale = raised_scale(number_at(row_scales, WeightFormat::kBf16, group));
     std::memcpy(scales + 4 * e, &scale, 2);
     std::memcpy(scales + 4 * e + 2, row_biases + 2 * group, 2);
   }
+}
+
+// Codes as they are stored; nan: one of them is no number.
+void stage_e4m3_row(const MatrixSource& s, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
+                    uint8_t* scales, bool* nan) {
+  const auto* from = reinterpret_cast<const uint8_t*>(s.data + (s.first_row + row) * s.row_bytes + s.first_col);
+  std::memcpy(codes, from, static_cast<size_t>(s.cols));
+  if (std::any_of(from, from + s.cols, [](uint8_t code) { return (code & 0x7f) == 0x7f; })) *nan = true;
+  const int64_t set_columns = kStageColumns / format.sets, scale_row = (s.first_row + row) / s.block_rows;
+  int64_t last_block = -1;
+  uint32_t split = 0;
+  for (int64_t e = 0; e < stages * format.sets && e * set_columns < s.cols; ++e) {
+    const int64_t block = (s.first_col + e * set_columns) / s.block_cols;
+    if (block != last_block) {
+      const std::optional<uint32_t> both = split_e4m3_scale(scale_at(s, scale_row, block));
+      kernel_check(both.has_value(), "pack: a scale of FP8 weights changed while they were read");
+      split = *both;
+      last_block = block;
+    }
+    std::memcpy(scales + 4 * e, &split, 4);
+  }
+}
+
+// A byte for each 16 columns.
+void stage_e2m1_row(const MatrixSource& s, int64_t row, uint8_t* codes, uint8_t* scales) {
+  const int64_t whole_row = s.first_row + row;
+  std::memcpy(codes, s.data + whole_row * s.row_bytes + s.first_col / 2, static_cast<size_t>(s.cols / 2));
+  const auto* from = reinterpret_cast<const uint8_t*>(s.scales + whole_row / s.block_rows * s.scale_row_bytes);
+  for (int64_t c = 0; c < s.cols; c += 16) scales[c / 16] = from[(s.first_col + c) / s.block_cols];
 }
 
 }  // namespace
@@ -95,26 +112,47 @@ std::string pack_source_error(const MatrixSource& s) {
 }
 
 PackFormat pack_format(const MatrixSource& s) {
+  if (s.format == WeightFormat::kE4m3) {
+    const int sets = fp8_sets(s);
+    return sets > 0 && splits_e4m3_scales(s) ? PackFormat{CudaWeightKind::kFp8, sets, {}} : PackFormat{};
+  }
+  if (s.format == WeightFormat::kE2m1) {
+    const std::optional<Fp4Factors> factors = fp4_factors(s);
+    return factors ? PackFormat{CudaWeightKind::kFp4, 1, {*factors, *factors}} : PackFormat{};
+  }
   if (s.format != WeightFormat::kMlxAffine || s.scale_format != WeightFormat::kBf16) return {};
   const bool wide = has_large_scale(s);
   const CudaWeightKind four = wide ? CudaWeightKind::kAffine4Wide : CudaWeightKind::kAffine4;
   const CudaWeightKind eight = wide ? CudaWeightKind::kAffine8Wide : CudaWeightKind::kAffine8;
-  return {s.bits == 4 ? four : eight, s.group == 32 ? 2 : 1};
+  return {s.bits == 4 ? four : eight, s.group == 32 ? 2 : 1, {}};
 }
 
 void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
-               uint8_t* scales, WeightView& view) {
+               uint8_t* scales, WeightView& view, bool* nan) {
   const int64_t row_bytes = staged_row_bytes(format.kind, stages);
   const int64_t used = source.cols * kept_bits(format.kind) / 8;
   std::memset(codes + used, 0, static_cast<size_t>(row_bytes - used));
-  if (format.kind != CudaWeightKind::kBf16) {
-    std::memset(scales, 0, static_cast<size_t>(staged_scale_bytes(format.sets, stages)));
-    stage_affine_row(source, row, format, stages, codes, scales);
-  } else if (!is_plain(source.format)) {
-    // Formats without a kernel of their own, and affine weights whose scales are not bf16.
-    view.dequantise_bf16(source, row, 0, source.cols, reinterpret_cast<uint16_t*>(codes));
-  } else {
-    stage_plain_row(source, row, codes);
+  std::memset(scales, 0, static_cast<size_t>(staged_scale_bytes(format.sets, stages)));
+  switch (format.kind) {
+    case CudaWeightKind::kFp8:
+      stage_e4m3_row(source, row, format, stages, codes, scales, nan);
+      return;
+    case CudaWeightKind::kFp4:
+      stage_e2m1_row(source, row, codes, scales);
+      return;
+    case CudaWeightKind::kBf16:
+      if (is_plain(source.format)) {
+        stage_plain_row(source, row, codes);
+      } else {
+        // What has no kernel of its own, and what shares tiles with such a matrix.
+        view.dequantise_bf16(source, row, 0, source.cols, reinterpret_cast<uint16_t*>(codes));
+      }
+      return;
+    case CudaWeightKind::kAffine4:
+    case CudaWeightKind::kAffine8:
+    case CudaWeightKind::kAffine4Wide:
+    case CudaWeightKind::kAffine8Wide:
+      stage_affine_row(source, row, format, stages, codes, scales);
   }
 }
 

@@ -63,6 +63,11 @@ __device__ __forceinline__ uint2 load_here8(uint32_t address) {
   asm volatile("ld.volatile.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
   return v;
 }
+__device__ __forceinline__ uint32_t load_here4(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
 
 /// A lane's part of half a stage of a tile between shared memory and fragments. load() for half 0 comes before the one
 /// for half 1; fragments() makes the places of row g (upper = 0) or g + 8 (upper = 1) of both steps.
@@ -90,6 +95,24 @@ struct TileWeights<CudaWeightKind::kBf16, 0> {
       a[s][upper] = upper == 0 ? v[s].x : v[s].y;
       a[s][2 + upper] = upper == 0 ? v[s].z : v[s].w;
     }
+  }
+};
+
+template <>
+struct TileWeights<CudaWeightKind::kFp4, 1> {
+  uint4 codes, factors;
+  uint32_t scales;
+  __device__ __forceinline__ void load(uint32_t stage, int half, int lane) {
+    if (half != 0) return;
+    codes = load_here16(stage + lane * 16);
+    factors = load_here16(stage + kFp4FactorsOffset);
+    scales = load_here4(stage + fp4_scale_offset(lane));
+  }
+  __device__ __forceinline__ void fragments(int half, int upper, Bf16x2 (&a)[2][4]) const {
+    Bf16x2 row[4];
+    Fp4Parts(scales, factors, half)
+        .of(half == 0 ? (upper == 0 ? codes.x : codes.y) : (upper == 0 ? codes.z : codes.w), upper != 0, row);
+    place_row(row, upper, a);
   }
 };
 

@@ -29,6 +29,13 @@ __device__ __forceinline__ Bf16x2 fma_bf16x2(Bf16x2 a, Bf16x2 b, Bf16x2 c) {
   return d;
 }
 
+/// Both rounded to bf16, nearest even; `low` in the lower half.
+__device__ __forceinline__ Bf16x2 bf16_pair(float low, float high) {
+  Bf16x2 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
 /// (a & b) | c in one instruction.
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
@@ -48,6 +55,12 @@ __device__ __forceinline__ void load_stream16(uint4& v, const void* p, bool pres
 __device__ __forceinline__ void load_stream8(uint2& v, const void* p, bool present) {
   asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p ld.global.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];}"
                : "+r"(v.x), "+r"(v.y)
+               : "l"(p), "r"(static_cast<int>(present))
+               : "memory");
+}
+__device__ __forceinline__ void load_stream4(uint32_t& v, const void* p, bool present) {
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.L1::no_allocate.L2::256B.u32 %0, [%1];}"
+               : "+r"(v)
                : "l"(p), "r"(static_cast<int>(present))
                : "memory");
 }
@@ -98,6 +111,11 @@ __device__ __forceinline__ void store_shared16(uint32_t address, uint4 v) {
 __device__ __forceinline__ uint2 load_shared8(uint32_t address) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t load_shared4(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
 

@@ -11,80 +11,12 @@
 #include <string>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "tests/cuda/gpu.h"
+#include "tests/cuda/matmul_cases.h"
 
 namespace tensorfold {
 namespace {
 
-uint16_t bf16_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if (std::isnan(value)) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-float bf16_value(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
-}
 float rounded(float value) { return bf16_value(bf16_bits(value)); }
-
-struct Format {
-  int bits = 16, group = 0;
-  bool wide = false;  // scales of 2^-5 and more
-};
-
-// A matrix as a checkpoint has it, and its values.
-struct TestMatrix {
-  std::vector<uint8_t> codes;
-  std::vector<uint16_t> scales, biases, values;
-  MatrixSource source;
-  double at(int64_t r, int64_t c) const { return bf16_value(values[static_cast<size_t>(r * source.cols + c)]); }
-};
-
-std::unique_ptr<TestMatrix> make_matrix(Format format, int64_t rows, int64_t cols, std::mt19937& engine) {
-  auto m = std::make_unique<TestMatrix>();
-  std::normal_distribution<float> normal(0.0f, 0.1f);
-  m->values.resize(static_cast<size_t>(rows * cols));
-  MatrixSource& s = m->source;
-  s.rows = rows;
-  s.cols = cols;
-  if (format.bits == 16) {
-    for (uint16_t& value : m->values) value = bf16_bits(normal(engine));
-    s.format = WeightFormat::kBf16;
-    s.data = reinterpret_cast<const std::byte*>(m->values.data());
-    s.row_bytes = 2 * cols;
-    return m;
-  }
-  s.format = WeightFormat::kMlxAffine;
-  s.bits = format.bits;
-  s.group = format.group;
-  s.row_bytes = cols * format.bits / 8;
-  s.scale_row_bytes = cols / format.group * 2;
-  m->codes.resize(static_cast<size_t>(rows * s.row_bytes));
-  for (uint8_t& code : m->codes) code = static_cast<uint8_t>(engine());
-  m->scales.resize(static_cast<size_t>(rows * cols / format.group));
-  m->biases.resize(m->scales.size());
-  for (size_t i = 0; i < m->scales.size(); ++i) {
-    const float scale = 0.1f * normal(engine);
-    m->scales[i] = bf16_bits(format.wide && i % 7 == 0 ? 0.04f : std::clamp(scale, -0.03f, 0.03f));
-    m->biases[i] = bf16_bits(normal(engine));
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) {
-      const uint8_t byte = m->codes[static_cast<size_t>(r * s.row_bytes + c * format.bits / 8)];
-      const int code = format.bits == 8 ? byte : (byte >> (c % 2 * 4)) & 15;
-      const auto g = static_cast<size_t>((r * cols + c) / format.group);
-      m->values[static_cast<size_t>(r * cols + c)] =
-          bf16_bits(bf16_value(m->scales[g]) * static_cast<float>(code) + bf16_value(m->biases[g]));
-    }
-  }
-  s.data = reinterpret_cast<const std::byte*>(m->codes.data());
-  s.scales = reinterpret_cast<const std::byte*>(m->scales.data());
-  s.biases = reinterpret_cast<const std::byte*>(m->biases.data());
-  return m;
-}
 
 struct MixtureShape {
   std::string name;
@@ -107,9 +39,12 @@ struct Mixture {
       const bool last = e + 1 == s.experts;
       const Format format = last ? s.formats.back() : s.formats[static_cast<size_t>(e) % s.formats.size()];
       const int64_t columns = last ? s.shared_columns : s.columns, part = columns / s.slices;
-      gate.push_back(s.gated ? make_matrix(format, columns, s.hidden, engine) : std::make_unique<TestMatrix>());
-      up.push_back(make_matrix(format, columns, s.hidden, engine));
-      down.push_back(make_matrix(format, s.hidden, columns, engine));
+      const auto matrix = [&](int64_t rows, int64_t cols) {
+        return std::make_unique<TestMatrix>(make_matrix(format, rows, cols, engine()));
+      };
+      gate.push_back(s.gated ? matrix(columns, s.hidden) : std::make_unique<TestMatrix>());
+      up.push_back(matrix(columns, s.hidden));
+      down.push_back(matrix(s.hidden, columns));
       ExpertSource source{gate.back()->source, up.back()->source, {}};
       for (int64_t i = 0; i < s.slices; ++i) source.down.push_back(down.back()->source.slice_cols(i * part, part));
       sources.push_back(source);
@@ -275,6 +210,12 @@ std::vector<MixtureShape> shapes() {
                                    {"8 bits wide", {eight_wide}},
                                    {"8 bits wide, groups of 32", {eight_wide32}},
                                    {"mixed", {four64, b16, four_wide, eight64, four32, eight_wide32, eight32}}};
+  const Format fp8{8, 64, false, "fp8 blocks"}, mxfp8{8, 32, false, "mxfp8"}, nvfp4{4, 64, false, "nvfp4"},
+      mxfp4{4, 32, false, "mxfp4"};
+  for (const Format& format : {fp8, mxfp8, nvfp4, mxfp4}) all.push_back({format.name(), {format}});
+  all.push_back({"mixed with small floats", {nvfp4, fp8, four64, mxfp4, mxfp8, b16}});
+  // Slices that begin inside blocks are kept as bf16.
+  all.push_back({"nvfp4, odd slices", {nvfp4}, 128, 48, 48, 2, 10, 4});
   // Columns of slices, and rows of outputs, that end inside stages and tiles.
   all.push_back({"odd sizes", {b16}, 136, 48, 80, 2, 10, 4});
   all.push_back({"many slices, long K", {four64}, 1088, 512, 512, 8, 20, 9});
@@ -332,7 +273,7 @@ TEST(Experts, AreWhatTheyAreByDefinition) {
 // Protects: the arithmetic itself, against double precision on rounded inputs; the inner values are rounded to bf16.
 TEST(Experts, AgreeWithDoublePrecision) {
   TF_NEED_GPU();
-  for (const Format format : {Format{16, 0}, Format{4, 64}, Format{8, 32}}) {
+  for (const Format& format : {Format{16, 0}, Format{4, 64}, Format{8, 32}, Format{4, 64, false, "nvfp4"}}) {
     MixtureShape shape{"", {format}};
     const Mixture m(shape);
     const Batch b = make_batch(shape, 70, Routing::kEven);
@@ -431,22 +372,32 @@ TEST(Experts, GateAndUpMayDifferInFormat) {
   const std::unique_ptr<Ops> ops = make_cuda_ops({}, &error);
   ASSERT_NE(ops, nullptr) << error;
   std::mt19937 engine(29);
-  const Format formats[] = {{4, 64}, {4, 64, true}, {8, 32}, {8, 64, true}, {4, 32}};
+  const Format formats[] = {{4, 64},
+                            {4, 64, true},
+                            {8, 32},
+                            {8, 64, true},
+                            {4, 32},
+                            {16, 0},
+                            {4, 64, false, "nvfp4"},
+                            {4, 32, false, "mxfp4"},
+                            {8, 64, false, "fp8 tensor"},
+                            {8, 32, false, "mxfp8"}};
   for (const Format& first : formats) {
     for (const Format& second : formats) {
-      const auto gate = make_matrix(first, 64, 128, engine), up = make_matrix(second, 64, 128, engine);
+      const TestMatrix gate = make_matrix(first, 64, 128, engine()), up = make_matrix(second, 64, 128, engine());
       ops->begin_pass();
       const Tensor x = ops->scratch_input(3, 128), whole = ops->scratch(3, 128);
       const Tensor paired = ops->scratch_input(3, 64), apart = ops->scratch_input(3, 64);
       ops->upload(random_floats(3 * 128, 31), x);
-      ops->matmul_silu_mul(*ops->pack_gate_up(gate->source, up->source), x, paired);
-      const MatrixSource both[] = {gate->source, up->source};
+      ops->matmul_silu_mul(*ops->pack_gate_up(gate.source, up.source), x, paired);
+      const MatrixSource both[] = {gate.source, up.source};
       ops->matmul(*ops->pack(both), x, whole);
       ops->silu_mul(whole, apart);
       std::vector<float> a(3 * 64), b(3 * 64);
       ops->download(paired, a);
       ops->download(apart, b);
-      EXPECT_TRUE(same_bits(std::span<const float>(a), std::span<const float>(b))) << first.bits << " " << second.bits;
+      EXPECT_TRUE(same_bits(std::span<const float>(a), std::span<const float>(b)))
+          << first.name() << " and " << second.name();
     }
   }
 }

@@ -2,290 +2,19 @@
 
 #include <cmath>
 #include <limits>
-#include <numeric>
-#include <random>
 #include <string>
 
-#include "kernels/cuda/cuda_weight.h"
-#include "kernels/cuda/matmul_pack_piece.h"
-#include "tests/cuda/gpu.h"
+#include "tests/cuda/matmul_cases.h"
 
 namespace tensorfold {
 namespace {
-
-uint16_t bf16_bits(double value) {  // nearest even, one rounding
-  if (std::isnan(value)) return 0x7fc0;
-  if (value == 0 || std::isinf(value))
-    return static_cast<uint16_t>((std::signbit(value) ? 0x8000 : 0) | (value == 0 ? 0 : 0x7f80));
-  int exponent;
-  std::frexp(value, &exponent);
-  const int unit = std::max(exponent, -125) - 8;
-  const auto rounded = static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit));
-  uint32_t bits;
-  std::memcpy(&bits, &rounded, 4);
-  return static_cast<uint16_t>(bits >> 16);
-}
-
-float bf16_value(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
-}
-
-// A matrix as a checkpoint has it, and the bf16 values that it stands for.
-struct TestMatrix {
-  std::vector<uint8_t> codes;
-  std::vector<uint16_t> scales, biases;
-  std::vector<uint16_t> values;  // [rows, cols], bf16
-  MatrixSource source;
-
-  double at(int64_t row, int64_t col) const { return bf16_value(values[row * source.cols + col]); }
-  /// The same values stored as bf16.
-  MatrixSource dequantised() const {
-    MatrixSource s;
-    s.format = WeightFormat::kBf16;
-    s.rows = source.rows;
-    s.cols = source.cols;
-    s.data = reinterpret_cast<const std::byte*>(values.data());
-    s.row_bytes = source.cols * 2;
-    return s;
-  }
-};
-
-// bits 16: bf16. Pointers are into the vectors' own memory, which moving keeps.
-TestMatrix make_matrix(int bits, int group, int64_t rows, int64_t cols, uint32_t seed, bool wide = false) {
-  TestMatrix m;
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> normal(0.0f, 0.05f);
-  m.values.resize(rows * cols);
-  MatrixSource& s = m.source;
-  s.rows = rows;
-  s.cols = cols;
-  if (bits == 16) {
-    for (uint16_t& value : m.values) value = bf16_bits(normal(engine));
-    s = m.dequantised();
-    return m;
-  }
-  s.format = WeightFormat::kMlxAffine;
-  s.bits = bits;
-  s.group = group;
-  s.row_bytes = cols * bits / 8;
-  s.scale_row_bytes = cols / group * 2;
-  m.codes.assign(rows * s.row_bytes + 1, 0);
-  m.scales.resize(rows * cols / group);
-  m.biases.resize(rows * cols / group);
-  for (size_t i = 0; i < m.scales.size(); ++i) {
-    // Below 2^-5, some subnormal; or, where wide, some large.
-    const double odd = wide ? 300.0 : 0x1p-127;
-    const double scale = normal(engine) * std::ldexp(1.0, 1 - bits) * (engine() % 16 == 0 ? odd : 1.0);
-    m.scales[i] = bf16_bits(wide ? scale : std::clamp(scale, -0.031, 0.031));
-    m.biases[i] = bf16_bits(normal(engine));
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) {
-      const uint32_t code = engine() & ((1u << bits) - 1);
-      const int64_t bit = c * bits;
-      uint8_t* at = m.codes.data() + r * s.row_bytes + bit / 8;
-      const uint32_t shifted = code << (bit % 8);
-      at[0] |= static_cast<uint8_t>(shifted);
-      if (shifted >> 8 != 0) at[1] |= static_cast<uint8_t>(shifted >> 8);
-      const int64_t g = r * (cols / group) + c / group;
-      m.values[r * cols + c] =
-          bf16_bits(static_cast<double>(bf16_value(m.scales[g])) * code + static_cast<double>(bf16_value(m.biases[g])));
-    }
-  }
-  s.data = reinterpret_cast<const std::byte*>(m.codes.data());
-  s.scales = reinterpret_cast<const std::byte*>(m.scales.data());
-  s.biases = reinterpret_cast<const std::byte*>(m.biases.data());
-  return m;
-}
-
-std::unique_ptr<CudaWeight> pack(std::span<const MatrixSource> blocks, CudaPairing pairing = CudaPairing::kNone) {
-  std::string error;
-  std::unique_ptr<CudaWeight> weight = pack_cuda_weight(blocks, pairing, &error);
-  EXPECT_NE(weight, nullptr) << error << cuda_failure();
-  return weight;
-}
-std::unique_ptr<CudaWeight> pack(const MatrixSource& source) { return pack({&source, 1}); }
-
-// Rows of activations on the host: stride beyond cols holds NaN, which must never count.
-struct Rows {
-  int64_t cols, stride;
-  std::vector<uint16_t> bits;
-  int64_t rows() const { return static_cast<int64_t>(bits.size()) / stride; }
-  double at(int64_t r, int64_t c) const { return bf16_value(bits[r * stride + c]); }
-};
-
-Rows make_rows(int64_t rows, int64_t cols, uint32_t seed) {
-  Rows x{cols, (cols + 63) / 64 * 64 + 64, {}};
-  x.bits.assign(rows * x.stride, 0x7fc0);
-  const std::vector<float> values = random_floats(rows * cols, seed);
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) x.bits[r * x.stride + c] = bf16_bits(values[r * cols + c]);
-  }
-  return x;
-}
-
-// Rows [first, first + count) of x alone.
-Rows some_rows(const Rows& x, int64_t first, int64_t count) {
-  return {x.cols, x.stride, {x.bits.begin() + first * x.stride, x.bits.begin() + (first + count) * x.stride}};
-}
-
-struct DeviceRowsOf {
-  explicit DeviceRowsOf(const Rows& x) : cols(x.cols), stride(x.stride), rows(x.rows()), memory(x.bits) {}
-  DeviceInput input() const { return {reinterpret_cast<__nv_bfloat16*>(memory.data()), rows, cols, stride}; }
-  int64_t cols, stride, rows;
-  DeviceArray<uint16_t> memory;
-};
-
-constexpr uint32_t kPoison = 0xffffffffu;
-uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
-
-// out [rows, weight rows], after checking that nothing beside it was written.
-std::vector<float> product(const CudaWeight& weight, const Rows& x) {
-  const DeviceRowsOf device(x);
-  const int64_t n = weight.out_features(), stride = n + 5;
-  DeviceArray<float> out((x.rows() + 3) * stride);
-  out.poison();
-  const CudaMatmulJob job{&weight, device.input(), {out.data(), x.rows(), n, stride}};
-  cuda_matmul(nullptr, {&job, 1});
-  const std::vector<float> raw = out.get();
-  EXPECT_EQ(cuda_failure(), "");
-  std::vector<float> result(x.rows() * n);
-  int wrong = 0;
-  for (size_t i = 0; i < raw.size(); ++i) {
-    const int64_t r = static_cast<int64_t>(i) / stride, c = static_cast<int64_t>(i) % stride;
-    if (r < x.rows() && c < n) {
-      result[r * n + c] = raw[i];
-    } else if (bits_of(raw[i]) != kPoison && ++wrong < 4) {
-      ADD_FAILURE() << "written outside: row " << r << " of " << x.rows() << ", column " << c << " of " << n;
-    }
-  }
-  return result;
-}
-
-void expect_near(const TestMatrix& w, const Rows& x, const std::vector<float>& out, const std::string& what) {
-  const int64_t n = w.source.rows;
-  int wrong = 0;
-  for (int64_t r = 0; r < x.rows(); ++r) {
-    for (int64_t o = 0; o < n; ++o) {
-      double sum = 0, magnitude = 0;
-      for (int64_t c = 0; c < x.cols; ++c) {
-        const double term = w.at(o, c) * x.at(r, c);
-        sum += term;
-        magnitude += std::abs(term);
-      }
-      const double difference = std::abs(out[r * n + o] - sum);
-      if (!(difference <= 4e-6 * magnitude + 1e-30) && ++wrong <= 5) {
-        ADD_FAILURE() << what << ": row " << r << " feature " << o << ": " << out[r * n + o] << ", should be " << sum;
-      }
-    }
-  }
-  EXPECT_EQ(wrong, 0) << what << ": " << wrong << " of " << x.rows() * n << " wrong";
-}
-
-void expect_same(std::span<const float> a, std::span<const float> b, int64_t cols, const std::string& what) {
-  ASSERT_EQ(a.size(), b.size()) << what;
-  int wrong = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (bits_of(a[i]) != bits_of(b[i]) && ++wrong <= 5) {
-      ADD_FAILURE() << what << ": row " << i / cols << " column " << i % cols << ": " << a[i] << " and " << b[i];
-    }
-  }
-  EXPECT_EQ(wrong, 0) << what << ": " << wrong << " of " << a.size() << " differ";
-}
-
-struct Format {
-  int bits, group;
-  bool wide = false;  // scales of 2^-5 and more
-  std::string name() const {
-    return std::to_string(bits) + " bits, group " + std::to_string(group) + (wide ? ", wide scales" : "");
-  }
-};
-constexpr Format kFormats[] = {{16, 0}, {4, 64},       {4, 32},       {4, 128},      {8, 64},
-                               {8, 32}, {4, 64, true}, {4, 32, true}, {8, 64, true}, {8, 32, true}};
-
-// The packed bytes are where the kernels look: read back with their offsets, on the host, every weight is found once.
-TEST(MatmulLayout, PackedPiecesAreWhereKernelsLook) {
-  for (const Format& format : kFormats) {
-    const int64_t cols = format.group == 32 ? 96 : format.group == 128 ? 256 : 192;
-    const TestMatrix m = make_matrix(format.bits, format.group, 32, cols, 7, format.wide);
-    const PackFormat packed = pack_format(m.source);
-    EXPECT_EQ(has_wide_scales(packed.kind), format.wide) << format.name();
-    const int64_t stages = (cols + 63) / 64, row_bytes = staged_row_bytes(packed.kind, stages);
-    const int64_t scale_bytes = staged_scale_bytes(packed.sets, stages);
-    std::vector<uint8_t> staged(32 * (row_bytes + scale_bytes), 0xee);
-    WeightView view;
-    for (int64_t r = 0; r < 32; ++r) {
-      stage_row(m.source, r, packed, stages, &staged[r * row_bytes], staged.data() + 32 * row_bytes + r * scale_bytes,
-                view);
-    }
-    const int bytes = stage_bytes(packed.kind, packed.sets);
-    std::vector<uint4> out(2 * stages * bytes / 16);
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = packed_piece(staged.data(), packed.kind, packed.sets, 2, stages, static_cast<int64_t>(i));
-    }
-    const auto* memory = reinterpret_cast<const uint8_t*>(out.data());
-    for (int64_t row = 0; row < 32; ++row) {
-      for (int64_t col = 0; col < stages * 64; ++col) {
-        const uint8_t* stage = memory + (row / 16 * stages + col / 64) * bytes;
-        const int half = col / 32 % 2, t = col / 8 % 4, i = col % 8, g = row % 8, upper = row / 8 % 2, lane = 4 * g + t;
-        uint16_t value;
-        if (packed.kind == CudaWeightKind::kBf16) {
-          // Column 8 t + 4 step + {0, 1} of both rows, then {2, 3}: words (row, upper, row, upper).
-          std::memcpy(&value, stage + bf16_offset(half, i / 4, lane) + 8 * (i / 2 % 2) + 4 * upper + 2 * (i % 2), 2);
-        } else {
-          uint32_t code;
-          if (kept_bits(packed.kind) == 4) {
-            std::memcpy(&code, stage + affine4_offset(half, upper, lane), 4);
-            code = code >> affine4_bit(i) & 15;
-          } else {
-            code = stage[affine8_offset(half, upper, lane) + i];
-          }
-          uint16_t scale[2];
-          std::memcpy(scale, stage + scale_offset(packed.kind, packed.sets, packed.sets == 2 ? half : 0, g, upper), 4);
-          const double one = has_wide_scales(packed.kind) ? bf16_value(scale[0]) : bf16_value(scale[0]) * 0x1p-133;
-          value = bf16_bits(one * code + bf16_value(scale[1]));
-        }
-        ASSERT_EQ(value, col < cols ? m.values[row * cols + col] : 0)
-            << format.name() << " row " << row << " column " << col;
-      }
-    }
-  }
-}
-
-// Shapes and formats that cannot be packed are refused with a sentence, before any device is asked for.
-TEST(MatmulLayout, RefusesWhatCannotBePacked) {
-  const TestMatrix good = make_matrix(4, 64, 16, 128, 1);
-  MatrixSource bad = good.source;
-  bad.bits = 7;
-  EXPECT_NE(pack_source_error(bad).find("7 bits"), std::string::npos);
-  bad = good.source;
-  bad.group = 16;
-  EXPECT_NE(pack_source_error(bad).find("groups of 16"), std::string::npos);
-  bad = make_matrix(16, 0, 4, 12, 1).source;
-  EXPECT_NE(pack_source_error(bad).find("12 columns"), std::string::npos);
-  EXPECT_EQ(pack_source_error(good.source), "");
-  std::string error;
-  const TestMatrix other = make_matrix(16, 0, 16, 128, 1);
-  const MatrixSource mixed[] = {good.source, other.source};
-  EXPECT_EQ(pack_cuda_weight(mixed, CudaPairing::kGateUp, &error), nullptr);
-  EXPECT_NE(error.find("alike"), std::string::npos) << error;
-  EXPECT_EQ(pack_cuda_weight({}, CudaPairing::kNone, &error), nullptr);
-  EXPECT_NE(error, "");
-}
 
 // Each kernel computes the product: all formats, row counts at both sides of every change of kernel, odd sizes.
 TEST(MatmulTest, MatchesDoublePrecision) {
   TF_NEED_GPU();
   for (const Format& format : kFormats) {
     const int64_t cols = format.group == 128 ? 384 : 224 + (format.group == 64 ? 32 : 0);
-    const TestMatrix m = make_matrix(format.bits, format.group, 76, cols, 11, format.wide);
+    const TestMatrix m = make_matrix(format, 76, cols, 11);
     const auto weight = pack(m.source);
     const Rows x = make_rows(131, cols, 12);
     for (int64_t rows : {1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128, 131}) {
@@ -322,7 +51,7 @@ TEST(MatmulTest, RowsDoNotDependOnTheirNeighbours) {
   constexpr int64_t kRows = 200;
   for (const Format& format : kFormats) {
     const int64_t cols = format.group == 32 ? 544 : 640, n = 72;
-    const TestMatrix m = make_matrix(format.bits, format.group, n, cols, 31, format.wide);
+    const TestMatrix m = make_matrix(format, n, cols, 31);
     const auto weight = pack(m.source);
     const Rows x = make_rows(kRows, cols, 32);
     std::vector<float> alone;
@@ -353,9 +82,12 @@ TEST(MatmulTest, RowsDoNotDependOnTheirNeighbours) {
 // A quantised weight gives the bytes of its dequantised bf16 copy; odd bit widths too.
 TEST(MatmulTest, QuantisedEqualsDequantised) {
   TF_NEED_GPU();
-  for (const Format& format : {Format{4, 64}, Format{4, 32}, Format{4, 128}, Format{8, 64}, Format{8, 32},
-                               Format{2, 64}, Format{3, 64}, Format{5, 32}, Format{6, 128}}) {
-    const TestMatrix m = make_matrix(format.bits, format.group, 52, 768, 41, format.wide);
+  for (const Format& format :
+       {Format{4, 64}, Format{4, 32}, Format{4, 128}, Format{8, 64}, Format{8, 32}, Format{2, 64}, Format{3, 64},
+        Format{5, 32}, Format{6, 128}, Format{8, 64, false, "fp8 tensor"}, Format{8, 64, false, "fp8 blocks"},
+        Format{8, 32, false, "mxfp8"}, Format{4, 64, false, "nvfp4"}, Format{4, 64, false, "nvfp4 divided"},
+        Format{4, 32, false, "mxfp4"}}) {
+    const TestMatrix m = make_matrix(format, 52, 768, 41);
     const auto quantised = pack(m.source);
     const auto plain = pack(m.dequantised());
     for (int64_t rows : {1, 10, 24, 60, 90}) {
@@ -366,6 +98,36 @@ TEST(MatmulTest, QuantisedEqualsDequantised) {
   }
 }
 
+// Parts of FP8 and FP4 matrices that begin inside blocks, those with a way of their own and those without; a NaN is an
+// error.
+TEST(MatmulTest, PartsOfSmallFloats) {
+  TF_NEED_GPU();
+  struct Part {
+    std::string_view format;
+    int64_t first_col;
+    CudaWeightKind kind;
+  };
+  for (const Part& part : {Part{"fp8 tensor", 40, CudaWeightKind::kFp8}, Part{"fp8 blocks", 64, CudaWeightKind::kFp8},
+                           Part{"fp8 blocks", 40, CudaWeightKind::kBf16}, Part{"mxfp8", 32, CudaWeightKind::kFp8},
+                           Part{"mxfp8", 48, CudaWeightKind::kBf16}, Part{"nvfp4", 48, CudaWeightKind::kFp4},
+                           Part{"nvfp4", 8, CudaWeightKind::kBf16}, Part{"mxfp4", 80, CudaWeightKind::kFp4}}) {
+    const TestMatrix m = make_small_float_matrix(part.format, 70, 512, 47);
+    const auto slice = [&](const MatrixSource& s) { return s.slice_rows(13, 49).slice_cols(part.first_col, 200); };
+    const MatrixSource quantised_part = slice(m.source);
+    const auto quantised = pack(quantised_part), plain = pack(slice(m.dequantised()));
+    EXPECT_EQ(quantised->segments()[0].kind, part.kind) << part.format << " from column " << part.first_col;
+    for (int64_t rows : {1, 12, 70}) {
+      const Rows x = make_rows(rows, 200, 48);
+      expect_same(product(*quantised, x), product(*plain, x), 49, std::string(part.format) + ", a part");
+    }
+  }
+  TestMatrix broken = make_small_float_matrix("fp8 tensor", 16, 64, 49);
+  broken.codes[100] = 0xff;
+  std::string error;
+  EXPECT_EQ(pack_cuda_weight({&broken.source, 1}, CudaPairing::kNone, &error), nullptr);
+  EXPECT_NE(error.find("not a number"), std::string::npos) << error;
+}
+
 // Kernels convert codes in two ways, by the size of the scales around: all small, all large, and both in one tile, with
 // scales just below and at the limit of 2^-5, of either sign, zero and subnormal.
 TEST(MatmulTest, SmallAndLargeScales) {
@@ -373,7 +135,7 @@ TEST(MatmulTest, SmallAndLargeScales) {
   constexpr int64_t kRows = 48, kCols = 1152;
   for (const Format& format : {Format{4, 64}, Format{4, 32}, Format{8, 64}, Format{8, 32}}) {
     for (int kind = 0; kind < 4; ++kind) {
-      TestMatrix m = make_matrix(format.bits, format.group, kRows, kCols, 44, format.wide);
+      TestMatrix m = make_matrix(format, kRows, kCols, 44);
       const int64_t groups = kCols / format.group;
       constexpr uint16_t kSmall[] = {0x3cff, 0xbcff, 0x3c01, 0x0000, 0x8000, 0x0001, 0x807f, 0x3a55};
       constexpr uint16_t kLarge[] = {0x3d00, 0xbd00, 0x3f81};
@@ -486,7 +248,7 @@ TEST(MatmulTest, WideLaunchesAndViewsOfRows) {
   TF_NEED_GPU();
   for (const Format& format : {Format{16, 0}, Format{4, 64}, Format{4, 32}, Format{8, 64}, Format{8, 32}}) {
     const int64_t n = 40000, cols = 576, part = 48;
-    const TestMatrix small = make_matrix(format.bits, format.group, part, cols, 71, format.wide);
+    const TestMatrix small = make_matrix(format, part, cols, 71);
     std::vector<MatrixSource> blocks(n / part, small.source);
     blocks.push_back(small.source.slice_rows(0, n % part));
     const auto weight = pack(blocks);
@@ -516,7 +278,7 @@ TEST(MatmulTest, LargeTiles) {
   TF_NEED_GPU();
   for (const Format& format : kFormats) {
     const int64_t n = 2500, cols = format.group == 32 ? 352 : 384, rows = 1100;
-    const TestMatrix small = make_matrix(format.bits, format.group, 50, cols, 81, format.wide);
+    const TestMatrix small = make_matrix(format, 50, cols, 81);
     const std::vector<MatrixSource> blocks(n / 50, small.source);
     const auto weight = pack(blocks);
     const auto narrow_weight = pack(small.source);
@@ -544,8 +306,8 @@ TEST(MatmulTest, GateUp) {
   TF_NEED_GPU();
   for (const Format& format : kFormats) {
     const int64_t half = 44, cols = format.group == 32 ? 96 : 128;
-    const TestMatrix gate = make_matrix(format.bits, format.group, half, cols, 91, format.wide);
-    const TestMatrix up = make_matrix(format.bits, format.group, half, cols, 92, format.wide);
+    const TestMatrix gate = make_matrix(format, half, cols, 91);
+    const TestMatrix up = make_matrix(format, half, cols, 92);
     const MatrixSource blocks[] = {gate.source, up.source};
     const auto weight = pack(blocks, CudaPairing::kGateUp);
     const auto gate_only = pack(gate.source), up_only = pack(up.source);
@@ -582,7 +344,7 @@ TEST(MatmulTest, EmbedGivesTheWeights) {
   TF_NEED_GPU();
   for (const Format& format : kFormats) {
     const int64_t cols = format.group == 32 ? 1120 : 1152;
-    const TestMatrix m = make_matrix(format.bits, format.group, 57, cols, 101, format.wide);
+    const TestMatrix m = make_matrix(format, 57, cols, 101);
     const auto table = pack(m.source);
     const std::vector<int32_t> tokens = {0, 56, 7, 8, 15, 16, 33, 7};
     const DeviceArray<int32_t> ids(tokens);
