@@ -23,11 +23,22 @@ constexpr int64_t kMaxTaps = int64_t{1} << 28;  // of all convolutions, which ar
 constexpr int kGroup = 64;
 constexpr float kDeviation = 0.02f;
 
+// `key` and `value` are what a config.json of this format has beside the shape. Embedding, head and routers stay bf16
+// in released checkpoints that are not MLX's.
 struct Format {
   std::string_view name;
-  int bits;  // 0: not quantised
+  std::string_view key = {};
+  std::string_view value = {};
 };
-constexpr std::array<Format, 3> kFormats = {Format{"bf16", 0}, Format{"mlx-4bit", 4}, Format{"mlx-8bit", 8}};
+constexpr std::array<Format, 5> kFormats = {
+    Format{"bf16"}, Format{"mlx-4bit", "quantization", R"({"group_size": 64, "bits": 4, "mode": "affine"})"},
+    Format{"mlx-8bit", "quantization", R"({"group_size": 64, "bits": 8, "mode": "affine"})"},
+    Format{"nvfp4", "quantization_config",
+           R"({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16,
+               "ignore": ["lm_head", "*embed_tokens", "*mlp.gate", "*shared_expert_gate"]})"},
+    Format{"fp8", "quantization_config",
+           R"({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic",
+               "modules_to_not_convert": ["lm_head", "*embed_tokens", "*mlp.gate", "*shared_expert_gate"]})"}};
 
 // splitmix64, by counter: any number without those before it.
 uint64_t mixed(uint64_t seed, uint64_t index) {
@@ -77,6 +88,16 @@ uint16_t scale_bits(uint64_t seed, size_t index, int bits) {
   return bf16_bits(middle * uniform(mixed(seed, index), 0.75f, 1.25f));
 }
 
+// A random number of e4m3 without its NaNs.
+uint8_t e4m3_bits(uint64_t seed, size_t index) {
+  const auto bits = static_cast<uint8_t>(mixed(seed, index));
+  return (bits & 0x7f) == 0x7f ? static_cast<uint8_t>(bits ^ 1) : bits;
+}
+// Random codes of e2m1 and of e4m3 have deviations of 2.9 and 119.
+constexpr float kFp4Scale = kDeviation / (2.9f * 250.0f);  // times block scales of 128 to 416
+constexpr float kFp8Scale = kDeviation / 119.0f;
+constexpr int kFp4Group = 16, kFp8Block = 128;
+
 }  // namespace
 
 std::vector<std::string> generated_formats() {
@@ -123,7 +144,13 @@ absl::StatusOr<std::unique_ptr<GeneratedCheckpoint>> GeneratedCheckpoint::create
   out->config_ = config;
   out->config_.quantization = {};
   out->config_.tie_levels_disagree = false;
-  if (found->bits > 0) out->config_.quantization.standard = AffineFormat{found->bits, kGroup};
+  out->format_ = static_cast<size_t>(found - kFormats.begin());
+  if (!found->key.empty()) {
+    const auto quantization =
+        parse_quantization(boost::json::object{{found->key, boost::json::parse(found->value)}}, nullptr, label);
+    if (!quantization.ok()) return quantization.status();
+    out->config_.quantization = *quantization;
+  }
   out->seed_ = seed;
   out->list_tensors();
   if (absl::Status status = out->map_windows(); !status.ok()) return status;
@@ -133,9 +160,8 @@ absl::StatusOr<std::unique_ptr<GeneratedCheckpoint>> GeneratedCheckpoint::create
 
 std::string GeneratedCheckpoint::with_quantization(const std::string& shape_text) const {
   boost::json::object config = boost::json::parse(shape_text).as_object();
-  if (const std::optional<AffineFormat> format = config_.quantization.standard) {
-    config["quantization"] = {{"group_size", format->group}, {"bits", format->bits}, {"mode", "affine"}};
-  }
+  const Format& format = kFormats[format_];
+  if (!format.key.empty()) config[format.key] = boost::json::parse(format.value);
   return boost::json::serialize(config);
 }
 
@@ -205,7 +231,7 @@ void GeneratedCheckpoint::list_layer(const std::string& prefix, LayerKind kind, 
     add_linear(at + ".in_proj_a", l.value_heads, c.hidden_size);
   }
   add_linear(at + ".out_proj", c.hidden_size, values);
-  const bool mlx = c.quantization.any();
+  const bool mlx = c.quantization.standard.has_value();
   add_values(at + ".conv1d.weight", Dtype::kBf16,
              mlx ? std::vector<int64_t>{channels, l.conv_kernel, 1} : std::vector<int64_t>{channels, 1, l.conv_kernel},
              -0.5f, 0.5f);
@@ -225,7 +251,21 @@ void GeneratedCheckpoint::list_mtp() {
 
 void GeneratedCheckpoint::add_linear(const std::string& module, int64_t rows, int64_t cols) {
   const size_t offset = seed_of(seed_, module);
-  const std::optional<AffineFormat> format = config_.quantization.standard;
+  const QuantizationConfig& quantization = config_.quantization;
+  if (quantization.kinds.contains(StoredKind::kNvfp4) && !quantization.ignores(module) && cols % kFp4Group == 0) {
+    add_window(module + ".weight", Dtype::kU8, {rows, cols / 2}, Content::kWords, offset);
+    add_window(module + ".weight_scale", Dtype::kF8E4m3, {rows, cols / kFp4Group}, Content::kScales, offset);
+    add_values(module + ".weight_scale_2", Dtype::kF32, {}, 0.99f * kFp4Scale, 1.01f * kFp4Scale);
+    return;
+  }
+  if (quantization.kinds.contains(StoredKind::kFp8) && !quantization.ignores(module)) {
+    add_window(module + ".weight", Dtype::kF8E4m3, {rows, cols}, Content::kCodes, offset);
+    add_values(module + ".weight_scale_inv", Dtype::kF32,
+               {(rows + kFp8Block - 1) / kFp8Block, (cols + kFp8Block - 1) / kFp8Block}, 0.8f * kFp8Scale,
+               1.2f * kFp8Scale);
+    return;
+  }
+  const std::optional<AffineFormat>& format = quantization.standard;
   if (!format || cols % format->group != 0) {
     add_window(module + ".weight", Dtype::kBf16, {rows, cols}, Content::kWeights, offset);
     return;
@@ -239,7 +279,7 @@ void GeneratedCheckpoint::add_linear(const std::string& module, int64_t rows, in
 
 void GeneratedCheckpoint::add_window(std::string name, Dtype dtype, std::vector<int64_t> shape, Content content,
                                      size_t offset) {
-  const bool small = content == Content::kScales || content == Content::kBiases;
+  const bool small = is_small(content);
   offset = offset % (small ? kSmallBlock : kLargeBlock) / kAlignment * kAlignment;
   TensorInfo& tensor = tensors_.emplace_back();
   tensor.name = std::move(name);
@@ -265,7 +305,7 @@ void GeneratedCheckpoint::add_values(std::string name, Dtype dtype, std::vector<
 
 void GeneratedCheckpoint::add_norm(const std::string& module, int64_t size, bool plain) {
   // Hugging Face's qwen3_5 stores gamma - 1; MLX's conversion has added the 1 (names.h).
-  const bool zero_centred = config_.zero_centred_norms && !config_.quantization.any() && !plain;
+  const bool zero_centred = config_.zero_centred_norms && !config_.quantization.standard && !plain;
   const float centre = zero_centred ? 0.0f : 1.0f;
   add_values(module + ".weight", Dtype::kBf16, {size}, centre - 0.1f, centre + 0.1f);
 }
@@ -277,13 +317,20 @@ absl::Status GeneratedCheckpoint::map_windows() {
       [&](std::span<std::byte> block) { fill_weights(block, weights_seed); },
       [&](std::span<std::byte> block) { fill_with<uint64_t>(block, [&](size_t i) { return mixed(words_seed, i); }); },
       [&](std::span<std::byte> block) {
-        fill_with<uint16_t>(block, [&](size_t i) { return scale_bits(scales_seed, i, bits); });
+        if (bits > 0) {
+          fill_with<uint16_t>(block, [&](size_t i) { return scale_bits(scales_seed, i, bits); });
+        } else {  // e4m3 from 128 to 416
+          fill_with<uint8_t>(block, [&](size_t i) { return static_cast<uint8_t>(0x70 + mixed(scales_seed, i) % 14); });
+        }
       },
       [&](std::span<std::byte> block) {  // half the range below 0; a power of two times a bf16 number is one
         fill_with<uint16_t>(block, [&](size_t i) {
           const float scale = std::bit_cast<float>(static_cast<uint32_t>(scale_bits(scales_seed, i, bits)) << 16);
           return bf16_bits(scale * -static_cast<float>(1 << (bits - 1)));
         });
+      },
+      [&](std::span<std::byte> block) {
+        fill_with<uint8_t>(block, [&](size_t i) { return e4m3_bits(words_seed, i); });
       }};
   for (size_t content = 0; content < kContents; ++content) {
     size_t length = 0;
@@ -297,7 +344,7 @@ absl::Status GeneratedCheckpoint::map_windows() {
       length = std::max(length, window.offset + window.bytes);
     }
     if (length == 0) continue;
-    const bool small = static_cast<Content>(content) >= Content::kScales;
+    const bool small = is_small(static_cast<Content>(content));
     auto block = RepeatedBlock::create(small ? kSmallBlock : kLargeBlock, length, fills[content]);
     if (!block.ok()) return block.status();
     blocks_[content] = *std::move(block);

@@ -24,7 +24,8 @@ namespace tensorfold {
 
 /// What the made-up checkpoint holds: "bf16" (Hugging Face's layout), "mlx-4bit" or "mlx-8bit" (as MLX converts it:
 /// linear layers, embedding and head in groups of 64 with bf16 scales and biases; a matrix whose rows are no multiple
-/// of 64 stays bf16).
+/// of 64 stays bf16), "nvfp4" (as modelopt writes it) or "fp8" (blocks of 128 x 128); these two leave embedding, head
+/// and routers in bf16.
 std::vector<std::string> generated_formats();
 
 /// A shape file: a config.json without quantisation. NotFound if there is none; errors as parse_config's.
@@ -47,8 +48,9 @@ class GeneratedCheckpoint : public TensorSource {
   const std::vector<std::string>& names() const override { return names_; }
 
  private:
-  enum class Content : uint8_t { kWeights, kWords, kScales, kBiases };
-  static constexpr size_t kContents = 4;
+  enum class Content : uint8_t { kWeights, kWords, kScales, kBiases, kCodes };
+  static constexpr size_t kContents = 5;
+  static bool is_small(Content content) { return content == Content::kScales || content == Content::kBiases; }
   struct Window {
     size_t tensor = 0;  // index into tensors_
     Content content = Content::kWeights;
@@ -72,6 +74,7 @@ class GeneratedCheckpoint : public TensorSource {
   std::string label_;
   ModelConfig config_;
   uint64_t seed_ = 1;
+  size_t format_ = 0;
   std::vector<TensorInfo> tensors_;  // sorted by name once made
   std::vector<std::string> names_;   // parallel to tensors_
   std::vector<Window> windows_;

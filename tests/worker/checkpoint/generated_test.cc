@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "kernels/ops/dequantise.h"
 #include "worker/checkpoint/inspect.h"
 #include "worker/checkpoint/tensor_values.h"
 #include "worker/checkpoint/weights.h"
@@ -78,6 +79,13 @@ TEST(Generated, ShapesHaveTheirModelsParameterCounts) {
       const auto facts = inspect_tensors(*source);
       ASSERT_TRUE(facts.ok()) << facts.status();
       EXPECT_NEAR(static_cast<double>(facts->parameters), parameters, 0.01 * parameters) << name << " " << format;
+      if (format == "nvfp4" || format == "fp8") {  // embedding and head stay bf16
+        const ModelConfig& c = source->config();
+        const double plain = static_cast<double>(c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2));
+        const double bytes = 2 * plain + (parameters - plain) * (format == "fp8" ? 8 : 4.5) / 8;
+        EXPECT_NEAR(static_cast<double>(facts->weight_bytes), bytes, 0.02 * bytes) << name << " " << format;
+        continue;
+      }
       const double bits = format == "bf16" ? 16 : format == "mlx-4bit" ? 4.5 : 8.5;
       EXPECT_NEAR(static_cast<double>(facts->weight_bytes), parameters * bits / 8, 0.015 * parameters * bits / 8);
     }
@@ -100,7 +108,10 @@ TEST(Generated, LoadersFindEveryTensorOfEveryFormat) {
     }
     const auto matrix = reader->matrix("layers.3.mlp.down_proj", 64, 256);
     ASSERT_TRUE(matrix.ok()) << matrix.status();
-    EXPECT_EQ(matrix->format, format == "bf16" ? WeightFormat::kBf16 : WeightFormat::kMlxAffine);
+    EXPECT_EQ(matrix->format, format == "bf16"    ? WeightFormat::kBf16
+                              : format == "nvfp4" ? WeightFormat::kE2m1
+                              : format == "fp8"   ? WeightFormat::kE4m3
+                                                  : WeightFormat::kMlxAffine);
     EXPECT_TRUE(reader->convolution("layers.0.linear_attn.conv1d", 512, 4).ok());
     EXPECT_EQ(source->find("layers.0.mlp.down_proj.weight"), nullptr);
   }
@@ -129,6 +140,9 @@ TEST(Generated, ValuesKeepActivationsFinite) {
       row.data = row.data.subspan(5 * 6144 * 2, 6144 * 2);
       row.shape = {6144};
       values = *read_floats(row);
+    } else if (format == "nvfp4" || format == "fp8") {
+      values.resize(6144);
+      WeightView().dequantise(*matrix, 5, 0, 6144, values.data());
     } else {
       values = dequantised(*matrix, 5);
     }
