@@ -69,7 +69,7 @@ grpc:
             print(f"== drafts {drafts}", flush=True)
             outcome = subprocess.run(
                 [args.binary, "bench", "serve", "--url", f"http://127.0.0.1:{port}", "--concurrency", args.concurrency,
-                 "--conversations", str(args.conversations), "--mix", "chat", "--ignore-eos", "--reply-tokens",
+                 *(["--duration", str(args.duration)] if args.duration else ["--conversations", str(args.conversations)]), "--mix", "chat", "--ignore-eos", "--reply-tokens",
                  str(args.reply_tokens), "--check", "--check-share", str(args.check_share), "--json", figures])
         finally:
             server.terminate()
@@ -89,6 +89,7 @@ def main():
     parser.add_argument("--drafts", nargs="+", default=["none", "auto"])
     parser.add_argument("--concurrency", default="1,4,16")
     parser.add_argument("--conversations", type=int, default=16)
+    parser.add_argument("--duration", type=float, default=0, help="seconds of each level, instead of conversations")
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--reply-tokens", type=int, default=128)
     parser.add_argument("--check-share", type=float, default=0.25)
