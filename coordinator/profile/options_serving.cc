@@ -74,7 +74,7 @@ Options schedule_options() {
        .help = "How long one round should take: prompt rows are added to the decoding sequences until the estimate "
                "reaches it. While a prompt is read others get a token at most so seldom.",
        .example = "50ms",
-       .default_note = "0s: four times a pass of one row as measured at the start, from 20ms to 1s, and never less "
+       .default_note = "0s: six times a pass of one row as measured at the start, from 20ms to 1s, and never less "
                        "for prompts than for windows"},
       {.key = "schedule.request_timeout",
        .type = Type::kDuration,

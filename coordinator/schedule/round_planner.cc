@@ -7,9 +7,9 @@
 namespace tensorfold {
 namespace {
 
-// A measured budget: others' tokens may come four times as slowly while a prompt is read, and prompts get at least half
+// A measured budget: others' tokens may come six times as slowly while a prompt is read, and prompts get at least half
 // of a round. Under the shortest budget passes are so short that their fixed costs would be most of them.
-constexpr double kBudgetPasses = 4.0;
+constexpr double kBudgetPasses = 6.0;
 constexpr double kShortestMs = 20.0;
 constexpr double kLongestMs = 1000.0;
 // Without anybody who waits for tokens a round may take longer, but a request that comes meanwhile waits for its end.

@@ -30,7 +30,13 @@ def make_model(args, folder):
     tokenizer = byte_tokenizer()
     vocabulary = tokenizer["model"]["vocab"]
     for number in range(len(vocabulary), config["vocab_size"]):
-        vocabulary[f"#{number}"] = number
+        vocabulary[f"<{number}>"] = number
+    # A number in brackets is a word, and a word that is a token is taken whole: so a reply that comes back in the next
+    # turn's prompt has the tokens that it was written with, as with a real tokenizer, and is found in the prefix cache.
+    tokenizer["model"]["ignore_merges"] = True
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": "<[0-9]+>"}, "behavior": "Isolated", "invert": False},
+        tokenizer["pre_tokenizer"]]}
     with open(os.path.join(folder, "tokenizer.json"), "w") as file:
         json.dump(tokenizer, file)
     with open(os.path.join(folder, "tokenizer_config.json"), "w") as file:

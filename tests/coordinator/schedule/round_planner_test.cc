@@ -178,7 +178,7 @@ TEST_F(RoundPlannerTest, EveryWindowEveryRound) {
 TEST_F(RoundPlannerTest, BudgetFromMeasuredPasses) {
   for (size_t rows = 1; rows <= 64; ++rows) policy_.record_pass(rows, 10.0 + static_cast<double>(rows));
   const RoundPlanner planner({.budget = std::chrono::microseconds(0)}, policy_);
-  EXPECT_NEAR(planner.budget_ms(1), 44.0, 0.01);
+  EXPECT_NEAR(planner.budget_ms(1), 66.0, 0.01);
   EXPECT_NEAR(planner.budget_ms(64), 148.0, 0.01);
 }
 
