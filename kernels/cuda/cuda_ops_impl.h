@@ -12,8 +12,8 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_weight.h"
-#include "kernels/cuda/delta_net.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/recurrent_state.h"
 #include "kernels/cuda/rowwise.h"
 #include "kernels/numerics/check.h"
 
@@ -305,6 +305,10 @@ class CudaOps : public Ops, public CudaStreamOps {
     flush();
     cuda_sigmoid_mul(stream_, matrix_of(x), matrix_of(gate));
   }
+  void relu_squared(Tensor x) override {
+    flush();
+    cuda_relu_squared(stream_, matrix_of(x));
+  }
   void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) override {
     kernel_check(static_cast<int64_t>(rows.size()) == dst.rows && src.cols == dst.cols, "gather_rows: shapes differ");
     if (rows.empty()) return;
@@ -344,12 +348,8 @@ class CudaOps : public Ops, public CudaStreamOps {
     return CudaKvCache::create(layers, pages, kv_heads, head_dim,
                                options_.kv_format == "fp8" ? CudaKvFormat::kFp8 : CudaKvFormat::kBf16, stream_);
   }
-  std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override {
-    use_device();
-    std::unique_ptr<RecurrentState> state = CudaRecurrentState::create(std::get<DeltaNetShape>(shape), stream_);
-    if (state == nullptr) kernel_check(false, cuda_failure().c_str());
-    return state;
-  }
+  bool supports_state(const StateShape& shape) const override;
+  std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override;
   void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override {
     flush();
     CudaQkvArgs args;
@@ -388,27 +388,8 @@ class CudaOps : public Ops, public CudaStreamOps {
     args.workspace = static_cast<float*>(take(4 * cuda_attention_workspace(rows, in.heads, in.head_dim)));
     cuda_attention(stream_, static_cast<const CudaKvCache&>(cache), layer, rows, args);
   }
-  void delta_net(const DeltaNetArgs& in) override {
-    flush();
-    const ScratchScope scope(*this);
-    const DeviceRows& rows = device_rows(in.rows);
-    CudaDeltaNetArgs args;
-    args.shape = in.shape;
-    args.layer = in.layer;
-    args.qkv = matrix_of(in.qkv);
-    args.z = matrix_of(in.z);
-    args.b = matrix_of(in.b);
-    args.a = matrix_of(in.a);
-    args.conv = vector_data(in.conv);
-    args.a_log = vector_data(in.a_log);
-    args.dt_bias = vector_data(in.dt_bias);
-    args.norm = vector_data(in.norm);
-    args.k_head_of = head_map(in.shape->k_head_of);
-    args.eps = in.eps;
-    args.out = input_of(in.out);
-    args.workspace = static_cast<float*>(take(4 * cuda_delta_net_workspace(rows, *in.shape)));
-    cuda_delta_net(stream_, rows, args);
-  }
+  void delta_net(const DeltaNetArgs& in) override;
+  void mamba2(const Mamba2Args& in) override;
 
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
   std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) override;

@@ -6,6 +6,8 @@
 // warp a row and head, whatever the number of rows; nothing is shared between rows.
 #include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/delta_net.h"
 #include "kernels/cuda/delta_net_row.cuh"
@@ -54,9 +56,9 @@ __device__ __forceinline__ void convolve_run(const DeltaParams& p, int64_t first
     float4 x[kRun + 3], w[4];
     const float* from = p.qkv.data + (first - 3) * p.qkv.stride + in_pass;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) w[j] = delta_load4(weights + 4 * j);
+    for (int j = 0; j < 4; ++j) w[j] = load_four(weights + 4 * j);
 #pragma unroll
-    for (int j = 0; j < kRun + 3; ++j) x[j] = delta_load4(from + j * p.qkv.stride);
+    for (int j = 0; j < kRun + 3; ++j) x[j] = load_four(from + j * p.qkv.stride);
 #pragma unroll
     for (int j = 0; j < kRun; ++j) store(first + j, delta_convolve4(w, x[j], x[j + 1], x[j + 2], x[j + 3]));
     return;
@@ -66,13 +68,11 @@ __device__ __forceinline__ void convolve_run(const DeltaParams& p, int64_t first
     Slot at;
     if (!find_slot(p, slot, &at)) continue;
     const DeltaWork work(p, p.groups[at.g], p.states[at.g], v_head);
-    const auto from = [&](int t) {
-      return delta_load4(delta_raw(p, work, at.i + t - (p.taps - 1), in_state, in_pass));
-    };
+    const auto from = [&](int t) { return load_four(delta_raw(p, work, at.i + t - (p.taps - 1), in_state, in_pass)); };
     if (p.taps == 4) {
       float4 w[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) w[j] = delta_load4(weights + 4 * j);
+      for (int j = 0; j < 4; ++j) w[j] = load_four(weights + 4 * j);
       store(slot, delta_convolve4(w, from(0), from(1), from(2), from(3)));
     } else {
       store(slot, delta_convolve(p.taps, weights, from));
@@ -155,62 +155,6 @@ __global__ void __launch_bounds__(32 * kWarpsABlock) delta_outputs_kernel(const 
   }
 }
 
-class State : public CudaRecurrentState {
- public:
-  State(float* memory, int64_t bytes, cudaStream_t stream) : memory_(memory), bytes_(bytes), stream_(stream) {}
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() override { device_free(memory_); }
-
-  int64_t bytes() const override { return bytes_; }
-  void reset() override {
-    cuda_ok(cudaMemsetAsync(memory_, 0, static_cast<size_t>(bytes_), stream_), "reset of a recurrent state");
-  }
-  void copy_from(const RecurrentState& other) override {
-    const auto& from = static_cast<const State&>(other);
-    kernel_check(from.bytes_ == bytes_, "delta net: copy of a state of another shape");
-    cuda_ok(cudaMemcpyAsync(memory_, from.memory_, static_cast<size_t>(bytes_), cudaMemcpyDeviceToDevice, stream_),
-            "copy of a recurrent state");
-  }
-  void save(std::span<std::byte> into) const override {
-    kernel_check(static_cast<int64_t>(into.size()) == bytes_, "delta net: save into another size");
-    cuda_ok(cudaMemcpyAsync(into.data(), memory_, into.size(), cudaMemcpyDeviceToHost, stream_),
-            "save of a recurrent state");
-    cuda_ok(cudaStreamSynchronize(stream_), "save of a recurrent state");
-  }
-  // How many rows are kept is no part of the bytes: the plan says it.
-  bool load(std::span<const std::byte> from, int64_t /*tentative*/) override {
-    if (static_cast<int64_t>(from.size()) != bytes_) return false;
-    return cuda_ok(cudaMemcpyAsync(memory_, from.data(), from.size(), cudaMemcpyHostToDevice, stream_),
-                   "load of a recurrent state") &&
-           cuda_ok(cudaStreamSynchronize(stream_), "load of a recurrent state");
-  }
-  float* data() const override { return memory_; }
-
- private:
-  float* memory_;
-  int64_t bytes_;
-  cudaStream_t stream_;
-};
-
-std::string shape_error(const DeltaNetShape& s) {
-  if (s.dk != 32 && s.dk != 64 && s.dk != 128) {
-    return "gated delta net: key heads of " + std::to_string(s.dk) + " dims; the CUDA kernels have 32, 64 and 128";
-  }
-  if (s.dv < 8 || s.dv > 256 || s.dv % 8 != 0) {
-    return "gated delta net: value heads of " + std::to_string(s.dv) +
-           " dims; the CUDA kernels want a multiple of 8 up to 256";
-  }
-  if (s.conv_kernel < 1 || s.conv_kernel > kDeltaMaxTaps) {
-    return "gated delta net: convolution of " + std::to_string(s.conv_kernel) + " taps; the CUDA kernels have 1 to 16";
-  }
-  if (s.k_heads < 1 || s.v_heads < 1 || s.max_window < 1 || s.max_window > 1024 ||
-      static_cast<int64_t>(s.k_head_of.size()) != s.v_heads) {
-    return "gated delta net: heads or window of no size";
-  }
-  return {};
-}
-
 DeltaStateLayout state_layout(const DeltaNetShape& s) {
   return delta_state_layout(s.dk, s.dv, s.conv_kernel, s.max_window);
 }
@@ -224,7 +168,7 @@ Workspace workspace_layout(const DeviceRows& rows, const DeltaNetShape& s) {
   if (rows.rows <= kFewRows) return at;
   const int64_t slots = rows.rows + rows.max_groups * s.max_window;
   at.gates = at.qk + slots * 2 * s.k_heads * s.dk;
-  at.floats = at.gates + delta_round4(slots * s.v_heads * 2);
+  at.floats = at.gates + round_to_four(slots * s.v_heads * 2);
   return at;
 }
 
@@ -246,23 +190,32 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 
 }  // namespace
 
+std::string delta_net_shape_error(const DeltaNetShape& s) {
+  if (s.dk != 32 && s.dk != 64 && s.dk != 128) {
+    return "gated delta net: key heads of " + std::to_string(s.dk) + " dims; the CUDA kernels have 32, 64 and 128";
+  }
+  if (s.dv < 8 || s.dv > 256 || s.dv % 8 != 0) {
+    return "gated delta net: value heads of " + std::to_string(s.dv) +
+           " dims; the CUDA kernels want a multiple of 8 up to 256";
+  }
+  if (s.conv_kernel < 1 || s.conv_kernel > kMostRecurrentTaps) {
+    return "gated delta net: convolution of " + std::to_string(s.conv_kernel) + " taps; the CUDA kernels have 1 to 16";
+  }
+  if (s.k_heads < 1 || s.v_heads < 1 || s.max_window < 1 || s.max_window > 1024 ||
+      static_cast<int64_t>(s.k_head_of.size()) != s.v_heads) {
+    return "gated delta net: heads or window of no size";
+  }
+  return {};
+}
+
 std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const DeltaNetShape& shape, cudaStream_t stream,
                                                                std::string* error) {
-  const std::string wrong = shape_error(shape);
-  if (!wrong.empty()) {
-    if (error != nullptr) {
-      *error = wrong;
-    } else {
-      cuda_ok(cudaErrorInvalidValue, wrong.c_str());
-    }
-    return nullptr;
-  }
-  const int64_t bytes = 4 * shape.v_heads * state_layout(shape).head;
-  void* memory = device_allocate(bytes, "memory of a recurrent state");
-  if (memory == nullptr) return nullptr;
-  auto state = std::make_unique<State>(static_cast<float*>(memory), bytes, stream);
-  state->reset();
-  return state;
+  const std::string wrong = delta_net_shape_error(shape);
+  if (!wrong.empty()) return make_device_state(0, {}, stream, wrong, error);
+  const DeltaStateLayout at = state_layout(shape);
+  std::vector<int64_t> counters;
+  for (int64_t h = 0; h < shape.v_heads; ++h) counters.push_back(4 * (h * at.head + at.arrivals));
+  return make_device_state(4 * shape.v_heads * at.head, std::move(counters), stream, wrong, error);
 }
 
 int64_t cuda_delta_net_workspace(const DeviceRows& rows, const DeltaNetShape& shape) {
@@ -272,7 +225,7 @@ int64_t cuda_delta_net_workspace(const DeviceRows& rows, const DeltaNetShape& sh
 void cuda_delta_net(cudaStream_t stream, const DeviceRows& rows, const CudaDeltaNetArgs& args) {
   const DeltaNetShape& s = *args.shape;
   if (rows.rows <= 0 || rows.max_groups <= 0) return;
-  kernel_check(shape_error(s).empty(), "delta net: a shape that the kernels do not have");
+  kernel_check(delta_net_shape_error(s).empty(), "delta net: a shape that the kernels do not have");
   kernel_check(args.qkv.cols == s.channels() && args.z.cols == s.v_heads * s.dv && args.out.cols == args.z.cols &&
                    args.b.cols == s.v_heads && args.a.cols == s.v_heads,
                "delta net: shapes differ");

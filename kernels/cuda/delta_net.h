@@ -1,27 +1,9 @@
 // The gated delta net: convolution, gates, and the recurrence one step a token in position order, state in registers.
 #pragma once
 
-#include <memory>
-#include <string>
-
-#include "kernels/cuda/device.h"
-#include "kernels/ops/ops.h"
+#include "kernels/cuda/recurrent_state.h"
 
 namespace tensorfold {
-
-/// State of one sequence in one layer, one block of device memory at data(), which stays where it is for life. For
-/// every value head: S, the last inputs of the convolution, and the inputs of the last window's tentative rows. No
-/// host-side state: kernels find all they need in it and in DeviceGroup, and a copy of its bytes is a copy of the
-/// state.
-class CudaRecurrentState : public RecurrentState {
- public:
-  /// Null with cuda_failure() set if the device has no memory left, or with a sentence in `error` (if given, else in
-  /// cuda_failure()) if the kernels do not have the shape: dk must be 32, 64 or 128, dv a multiple of 8 up to 256, the
-  /// convolution 1 to 16 taps. `stream` orders reset().
-  static std::unique_ptr<CudaRecurrentState> create(const DeltaNetShape& shape, cudaStream_t stream,
-                                                    std::string* error = nullptr);
-  virtual float* data() const = 0;
-};
 
 /// The gated delta net of a pass. Per group, in this order: the `accepted` replayed rows of the last window and the
 /// `certain` rows advance the committed state; the others (at most max_window) run on a copy and leave their inputs in

@@ -2,21 +2,9 @@
 // kernels and tests alike.
 #pragma once
 
-#include <cstdint>
-
-#ifdef __CUDACC__
-#define TF_DELTA_FN __host__ __device__ __forceinline__
-#else
-#define TF_DELTA_FN inline
-#endif
+#include "kernels/cuda/recurrence_layout.h"
 
 namespace tensorfold {
-
-inline constexpr int kDeltaUnit = 4;      // columns of S that a warp's lanes hold side by side
-inline constexpr int kDeltaSegments = 8;  // lanes that share a column's rows
-inline constexpr int kDeltaMaxTaps = 16;  // longest convolution
-
-constexpr int64_t delta_round4(int64_t n) { return (n + 3) / 4 * 4; }
 
 /// A state block is v_heads heads of `head` floats, each complete in itself (value heads of one key head have q and k
 /// inputs of their own), so that blocks of threads that work on different heads never meet. S comes first, as [dv][dk].
@@ -36,18 +24,14 @@ constexpr DeltaStateLayout delta_state_layout(int64_t dk, int64_t dv, int64_t ta
   at.arrivals = dv * dk;
   at.rows = at.arrivals + 4;
   at.b = at.rows + (taps - 1 + window) * at.row_floats;
-  at.a = at.b + delta_round4(window);
+  at.a = at.b + round_to_four(window);
   at.head = (at.a + window + 31) / 32 * 32;  // heads start at whole lines
   return at;
 }
 
-/// A lane of a stepping warp holds rows 32 m + 4 segment + e of its column. Neighbouring lanes have the same rows, so
-/// that a half warp's 16-byte loads of k and q touch each bank once.
-TF_DELTA_FN int delta_lane_column(int lane) { return (lane & 1) | (lane >> 4) << 1; }
-TF_DELTA_FN int delta_lane_segment(int lane) { return lane >> 1 & 7; }
-/// Float within a unit's columns that lane holds as its row 32 m + 4 segment + e.
-TF_DELTA_FN int delta_lane_offset(int dk, int lane, int m, int e) {
-  return delta_lane_column(lane) * dk + m * 32 + delta_lane_segment(lane) * 4 + e;
+/// A lane of a stepping warp holds rows 32 m + 4 segment + e of its column: the float of one within the warp's columns.
+TF_HOST_DEVICE inline int delta_lane_offset(int dk, int lane, int m, int e) {
+  return lane_column(lane) * dk + m * 32 + lane_segment(lane) * 4 + e;
 }
 
 }  // namespace tensorfold

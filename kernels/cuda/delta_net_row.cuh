@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/delta_net_params.h"
+#include "kernels/cuda/recurrence.cuh"
 
 namespace tensorfold {
 
@@ -44,27 +45,10 @@ __device__ __forceinline__ int64_t delta_channel(const DeltaParams& p, int k_hea
   return 2 * (p.k_heads - 1) * p.dk + v_head * p.dv + channel;
 }
 
-__device__ __forceinline__ float delta_warp_sum(float x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, d));
-  return x;
-}
-__device__ __forceinline__ float delta_squares(float4 x, float sum) {
-  sum = __fmaf_rn(x.x, x.x, sum);
-  sum = __fmaf_rn(x.y, x.y, sum);
-  sum = __fmaf_rn(x.z, x.z, sum);
-  return __fmaf_rn(x.w, x.w, sum);
-}
-__device__ __forceinline__ float4 delta_load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
-
-/// One channel's convolution of 4 taps.
-__device__ __forceinline__ float delta_taps4(float4 w, float x0, float x1, float x2, float x3) {
-  return __fmaf_rn(w.w, x3, __fmaf_rn(w.z, x2, __fmaf_rn(w.y, x1, __fmul_rn(w.x, x0))));
-}
 /// silu(convolution) of 4 channels of 4 taps; w: their weights.
 __device__ __forceinline__ float4 delta_convolve4(const float4* w, float4 a, float4 b, float4 c, float4 d) {
-  return make_float4(silu(delta_taps4(w[0], a.x, b.x, c.x, d.x)), silu(delta_taps4(w[1], a.y, b.y, c.y, d.y)),
-                     silu(delta_taps4(w[2], a.z, b.z, c.z, d.z)), silu(delta_taps4(w[3], a.w, b.w, c.w, d.w)));
+  return make_float4(silu(four_taps(w[0], a.x, b.x, c.x, d.x)), silu(four_taps(w[1], a.y, b.y, c.y, d.y)),
+                     silu(four_taps(w[2], a.z, b.z, c.z, d.z)), silu(four_taps(w[3], a.w, b.w, c.w, d.w)));
 }
 /// The same for any number of taps; from(t): the inputs at tap t; weights: [channel][taps].
 template <typename From>
@@ -87,7 +71,7 @@ __device__ __forceinline__ float4 delta_convolve(int taps, const float* weights,
 /// normalised, scaled by `factor` and stored at `to`.
 __device__ __forceinline__ void delta_store_head(int dk, float4 x, float factor, int lane, float* to) {
   const bool inside = lane * 4 < dk;
-  const float squares = delta_warp_sum(inside ? delta_squares(x, 0.0f) : 0.0f);
+  const float squares = sum_over_lanes(inside ? add_squares(x, 0.0f) : 0.0f);
   const float scale = __fmul_rn(rsqrtf(__fadd_rn(squares, 1e-6f)), factor);
   if (!inside) return;
   *reinterpret_cast<float4*>(to + lane * 4) =
@@ -116,8 +100,8 @@ __device__ __forceinline__ void delta_load_row(const float* from, int dv, int la
 /// out = y * rsqrt(mean y^2 + eps) * norm * silu(z) of one row and head: a warp.
 __device__ __forceinline__ void delta_output(const DeltaParams& p, int64_t row, int head, int lane,
                                              const float4 (&y)[2], const float4 (&z)[2]) {
-  const float squares = delta_squares(y[1], delta_squares(y[0], 0.0f));
-  const float mean = __fdiv_rn(delta_warp_sum(squares), static_cast<float>(p.dv));
+  const float squares = add_squares(y[1], add_squares(y[0], 0.0f));
+  const float mean = __fdiv_rn(sum_over_lanes(squares), static_cast<float>(p.dv));
   const float scale = rsqrtf(__fadd_rn(mean, p.eps));
   __nv_bfloat16* to = p.out.data + row * p.out.stride + static_cast<int64_t>(head) * p.dv;
 #pragma unroll
@@ -162,7 +146,7 @@ __device__ __forceinline__ void delta_keep(const DeltaParams& p, const DeltaWork
 #pragma unroll
         for (int t = 0; t < 3; ++t) {
           if (base + t < history) {
-            x[t] = delta_load4(delta_raw(p, work, work.commit - history + base + t, channel, in_pass));
+            x[t] = load_four(delta_raw(p, work, work.commit - history + base + t, channel, in_pass));
           }
         }
 #pragma unroll
@@ -179,7 +163,7 @@ __device__ __forceinline__ void delta_keep(const DeltaParams& p, const DeltaWork
   for (int item = thread; item < tentative * pieces; item += threads) {
     const int r = item / pieces, channel = item % pieces * 4;
     *reinterpret_cast<float4*>(rows + r * p.state.row_floats + channel) =
-        delta_load4(p.qkv.data + work.row(work.commit + r) * p.qkv.stride + delta_channel(p, k_head, v_head, channel));
+        load_four(p.qkv.data + work.row(work.commit + r) * p.qkv.stride + delta_channel(p, k_head, v_head, channel));
   }
 #pragma unroll 1
   for (int r = thread; r < tentative; r += threads) {

@@ -30,18 +30,6 @@ constexpr int kColumns = 4 * kWarps;
 constexpr int kFewChunk = 16;
 constexpr int kFewWarps = 16;
 
-template <int Bytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* global) {
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(global) : "memory");
-  }
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void copies_wait_all_but_one() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-
 // A lane's share of `Units` times 4 columns of S.
 template <int DK, int Units>
 struct Columns {
@@ -55,7 +43,7 @@ struct Columns {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (u < live) x = delta_load4(at + u * kDeltaUnit * DK + delta_lane_offset(DK, lane, m, 0));
+        if (u < live) x = load_four(at + u * kColumnsAWarp * DK + delta_lane_offset(DK, lane, m, 0));
         s[u][m][0] = x.x;
         s[u][m][1] = x.y;
         s[u][m][2] = x.z;
@@ -69,7 +57,7 @@ struct Columns {
       if (u >= live) continue;
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        *reinterpret_cast<float4*>(at + u * kDeltaUnit * DK + delta_lane_offset(DK, lane, m, 0)) =
+        *reinterpret_cast<float4*>(at + u * kColumnsAWarp * DK + delta_lane_offset(DK, lane, m, 0)) =
             make_float4(s[u][m][0], s[u][m][1], s[u][m][2], s[u][m][3]);
       }
     }
@@ -78,7 +66,7 @@ struct Columns {
   __device__ __forceinline__ static void load_rows(float (&to)[kM][4], const float* from, int lane) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const float4 x = delta_load4(from + 32 * m + 4 * delta_lane_segment(lane));
+      const float4 x = load_four(from + 32 * m + 4 * lane_segment(lane));
       to[m][0] = x.x;
       to[m][1] = x.y;
       to[m][2] = x.z;
@@ -99,12 +87,6 @@ struct Columns {
     return kM > 1 ? __fadd_rn(sum[0], sum[1]) : sum[0];
   }
 
-  __device__ __forceinline__ static float across_segments(float sum) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 8));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 4));
-    return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-  }
-
   // One step; y: the lane's parts. v: of the lane's column, units 4 apart.
   __device__ __forceinline__ void step(const float* q_from, const float* k_from, const float* v, DeltaGate gate,
                                        int lane, float (&y)[Units]) {
@@ -114,10 +96,10 @@ struct Columns {
 #pragma unroll
     for (int u = 0; u < Units; ++u) d[u] = dot(k, u);
 #pragma unroll
-    for (int u = 0; u < Units; ++u) d[u] = across_segments(d[u]);
+    for (int u = 0; u < Units; ++u) d[u] = sum_over_segments(d[u]);
 #pragma unroll
     for (int u = 0; u < Units; ++u) {
-      d[u] = __fmul_rn(__fmaf_rn(-gate.decay, d[u], v[u * kDeltaUnit]), gate.beta);
+      d[u] = __fmul_rn(__fmaf_rn(-gate.decay, d[u], v[u * kColumnsAWarp]), gate.beta);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -128,7 +110,7 @@ struct Columns {
   }
 };
 
-// Sums of the parts of 8 steps across segments, a lane getting that of one step, in the order of across_segments().
+// Sums of the parts of 8 steps across segments, a lane getting that of one step, in the order of sum_over_segments().
 // First, for each four steps, all but the last addition.
 __device__ __forceinline__ float sum_of_four(const float (&parts)[4], int segment) {
   float two[2];
@@ -152,7 +134,7 @@ __device__ __forceinline__ int step_of_segment(int segment) { return (segment & 
 
 template <int DK, int Taps>
 struct alignas(16) StepsShared {
-  static constexpr int kRawRows = kChunk + (Taps > 0 ? Taps : kDeltaMaxTaps) - 1;
+  static constexpr int kRawRows = kChunk + (Taps > 0 ? Taps : kMostRecurrentTaps) - 1;
   float qk[kStages][kChunk][2 * DK];
   float raw[kStages][kRawRows][kColumns];
   float values[2][kChunk][kColumns];
@@ -252,8 +234,8 @@ struct Feed {
     const int s = thread / kColumns, column = thread % kColumns;
     float sum;
     if constexpr (Taps == 4) {
-      sum = delta_taps4(w, shared.raw[stage][s][column], shared.raw[stage][s + 1][column],
-                        shared.raw[stage][s + 2][column], shared.raw[stage][s + 3][column]);
+      sum = four_taps(w, shared.raw[stage][s][column], shared.raw[stage][s + 1][column],
+                      shared.raw[stage][s + 2][column], shared.raw[stage][s + 3][column]);
     } else {
       sum = __fmul_rn(weights[0], shared.raw[stage][s][column]);
 #pragma unroll 1
@@ -277,7 +259,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3) delta_steps_kernel(const __gri
   const float* weights =
       p.conv + (2 * static_cast<int64_t>(p.k_heads) * DK + static_cast<int64_t>(v_head) * p.dv + own) * p.taps;
   float4 w = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  if constexpr (Taps == 4) w = delta_load4(weights);
+  if constexpr (Taps == 4) w = load_four(weights);
   pdl_wait();
   if (g >= *p.group_count) return;
   const DeltaWork work(p, p.groups[g], p.states[g], v_head);
@@ -292,14 +274,14 @@ __global__ void __launch_bounds__(32 * kWarps, 3) delta_steps_kernel(const __gri
   feed.load_raw(2, 2);
   copies_commit();
   Columns<DK, 1> columns;
-  const int here = warp * kDeltaUnit < live ? 1 : 0;
-  float* state = work.head + (column0 + warp * kDeltaUnit) * DK;
+  const int here = warp * kColumnsAWarp < live ? 1 : 0;
+  float* state = work.head + (column0 + warp * kColumnsAWarp) * DK;
   columns.load(state, lane, here);
   copies_wait_all_but_one();
   __syncthreads();
   feed.convolve(0, 0, w, weights);
 
-  const int column = warp * kDeltaUnit + delta_lane_column(lane), segment = delta_lane_segment(lane);
+  const int column = warp * kColumnsAWarp + lane_column(lane), segment = lane_segment(lane);
   const int64_t width = static_cast<int64_t>(p.v_heads) * p.dv;
   float* y_out = p.y + static_cast<int64_t>(v_head) * p.dv + column0 + column;
   int stage = 0;
@@ -319,7 +301,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3) delta_steps_kernel(const __gri
     stage = next;
     if (here == 0) continue;
     if (base + kChunk <= work.count && (work.commit <= base || work.commit >= base + kChunk)) {
-      static_assert(kChunk == kDeltaSegments && kChunk == 8);
+      static_assert(kChunk == kSegments && kChunk == 8);
       float sums[2] = {0.0f, 0.0f};
 #pragma unroll 1
       for (int s = 0; s < kChunk; s += 4) {
@@ -347,7 +329,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3) delta_steps_kernel(const __gri
     for (int s = 0; s < steps; ++s) {
       float y[1];
       columns.step(qk + s * 2 * DK, qk + s * 2 * DK + DK, values + s * kColumns, gates[s], lane, y);
-      const float sum = columns.across_segments(y[0]);
+      const float sum = sum_over_segments(y[0]);
       if (segment == 0 && base + s >= work.group.accepted) y_out[work.row(base + s) * width] = sum;
       if (base + s + 1 == work.commit) columns.store(state, lane, here);
     }
@@ -398,7 +380,7 @@ struct FewInputs {
 #pragma unroll 1
       for (int s = warp / 4; s < steps; s += kFewWarps / 4) {
         store(s, delta_convolve(p.taps, p.conv + in_pass * p.taps, [&](int t) {
-                return delta_load4(delta_raw(p, work, base + s + t - (p.taps - 1), in_state, in_pass));
+                return load_four(delta_raw(p, work, base + s + t - (p.taps - 1), in_state, in_pass));
               }));
       }
       return;
@@ -412,7 +394,7 @@ struct FewInputs {
       for (int j = 0; j < kBatch; ++j) {
         const int s = min(first + j * (kFewWarps / 4), steps - 1);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) x[j][t] = delta_load4(delta_raw(p, work, base + s + t - 3, in_state, in_pass));
+        for (int t = 0; t < 4; ++t) x[j][t] = load_four(delta_raw(p, work, base + s + t - 3, in_state, in_pass));
       }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
@@ -453,7 +435,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) delta_few_kernel(const __gr
   if (p.taps == 4) {
     for (int i = thread; i < 2 * DK + live; i += kThreads) {
       const int channel = i < 2 * DK ? i : i + column0;
-      shared.weights[i] = delta_load4(p.conv + delta_channel(p, k_head, v_head, channel) * 4);
+      shared.weights[i] = load_four(p.conv + delta_channel(p, k_head, v_head, channel) * 4);
     }
   }
   pdl_wait();
@@ -466,8 +448,8 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) delta_few_kernel(const __gr
   if (work.count <= 0) return;
 
   Columns<DK, Units> columns;
-  const int column = warp * Units * kDeltaUnit;  // of the block
-  const int units = max(0, min(Units, (live - column) / kDeltaUnit));
+  const int column = warp * Units * kColumnsAWarp;  // of the block
+  const int units = max(0, min(Units, (live - column) / kColumnsAWarp));
   float* state = work.head + (column0 + column) * DK;
   columns.load(state, lane, units);
   __syncthreads();  // weights
@@ -479,7 +461,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) delta_few_kernel(const __gr
     inputs.run(base, steps);
     __syncthreads();
     if (units > 0) {
-      const int own = column + delta_lane_column(lane);
+      const int own = column + lane_column(lane);
 #pragma unroll 1
       for (int s = 0; s < steps; ++s) {
         float y[Units];
@@ -488,8 +470,8 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) delta_few_kernel(const __gr
         float* to = p.parts == 1 ? &shared.y[s][own] : p.y + work.row(i) * width + v_head * p.dv + column0 + own;
 #pragma unroll
         for (int u = 0; u < Units; ++u) {
-          const float sum = columns.across_segments(y[u]);
-          if (delta_lane_segment(lane) == 0 && u < units && i >= work.group.accepted) to[u * kDeltaUnit] = sum;
+          const float sum = sum_over_segments(y[u]);
+          if (lane_segment(lane) == 0 && u < units && i >= work.group.accepted) to[u * kColumnsAWarp] = sum;
         }
         if (i + 1 == work.commit) columns.store(state, lane, units);
       }

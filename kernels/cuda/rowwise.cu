@@ -83,6 +83,21 @@ struct SigmoidMulOp {
   }
 };
 
+struct ReluSquaredOp {
+  DeviceMatrix x;
+  template <int W>
+  __device__ void at(int64_t row, int64_t column) const {
+    float* at = x.data + row * x.stride + column;
+    Lanes<W> y = load_lanes<W>(at);
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+      const float kept = y.v[i] < 0.0f ? 0.0f : y.v[i];  // NaN stays
+      y.v[i] = __fmul_rn(kept, kept);
+    }
+    store_lanes<W>(at, y);
+  }
+};
+
 struct ToInputOp {
   DeviceMatrix x;
   DeviceInput out;
@@ -258,6 +273,10 @@ void cuda_sigmoid_mul(cudaStream_t stream, DeviceMatrix x, DeviceMatrix gate) {
   kernel_check(same_shape(x, gate), "sigmoid_mul: shapes differ");
   run_each(stream, "sigmoid_mul", x.rows, x.cols, x.cols % 4 == 0 && by_fours(x) && by_fours(gate),
            SigmoidMulOp{x, gate});
+}
+
+void cuda_relu_squared(cudaStream_t stream, DeviceMatrix x) {
+  run_each(stream, "relu_squared", x.rows, x.cols, x.cols % 4 == 0 && by_fours(x), ReluSquaredOp{x});
 }
 
 void cuda_to_input(cudaStream_t stream, DeviceMatrix x, DeviceInput out) {

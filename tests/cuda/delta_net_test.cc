@@ -537,17 +537,17 @@ TEST(CudaDeltaNet, RefusesOtherShapes) {
 // it has; and the parts of a state do not overlap.
 TEST(CudaDeltaNet, LayoutIsABijection) {
   for (const int dk : {32, 64, 128}) {
-    std::vector<int> seen(static_cast<size_t>(kDeltaUnit * dk), 0);
+    std::vector<int> seen(static_cast<size_t>(kColumnsAWarp * dk), 0);
     for (int lane = 0; lane < 32; ++lane) {
       for (int m = 0; m < dk / 32; ++m) {
         for (int e = 0; e < 4; ++e) {
-          const int row = 32 * m + 4 * delta_lane_segment(lane) + e, at = delta_lane_offset(dk, lane, m, e);
-          EXPECT_EQ(at, delta_lane_column(lane) * dk + row);
+          const int row = 32 * m + 4 * lane_segment(lane) + e, at = delta_lane_offset(dk, lane, m, e);
+          EXPECT_EQ(at, lane_column(lane) * dk + row);
           ++seen[static_cast<size_t>(at)];
         }
       }
     }
-    EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), kDeltaUnit * dk);
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), kColumnsAWarp * dk);
     for (const int dv : {8, 24, 128}) {
       const DeltaStateLayout at = delta_state_layout(dk, dv, 4, 16);
       EXPECT_EQ(at.arrivals, dk * dv);

@@ -439,6 +439,34 @@ TEST(CudaActivations, MatchDoublePrecision) {
   }
 }
 
+// Protects relu(x)^2: the host's rounding, by fours and one by one; NaN stays, both zeros and whatever is below give 0,
+// infinity stays.
+TEST(CudaActivations, ReluSquaredIsExact) {
+  TF_NEED_GPU();
+  const int64_t rows = 3, n = 32;
+  std::vector<float> values = with_extremes(static_cast<size_t>(rows * n), 3);
+  values[20] = NAN;
+  values[21] = INFINITY;
+  values[22] = -INFINITY;
+  std::vector<float> want;
+  for (const float value : values) want.push_back(value > 0 ? value * value : value * 0);
+  want[22] = 0;
+  for (int64_t odd : {0, 1}) {
+    Rows x(rows, n, n + 4, odd);
+    x.put(values);
+    cuda_relu_squared(nullptr, x.matrix());
+    expect_no_failure();
+    const std::vector<float> got = x.get("relu_squared");
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (std::isnan(want[i])) {
+        EXPECT_TRUE(std::isnan(got[i])) << "at " << i;
+      } else {
+        EXPECT_EQ(got[i], want[i]) << "at " << i;
+      }
+    }
+  }
+}
+
 // Addition may be in place; every rounding is the host's.
 TEST(CudaAdd, Exact) {
   TF_NEED_GPU();

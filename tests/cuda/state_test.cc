@@ -31,7 +31,7 @@ TEST(CudaState, RowPagesKeepTheirBits) {
 // Protects: a state taken from a sequence goes on exactly as the sequence would have, for any number of kept rows.
 TEST(CudaState, StatesGoOnFromCopies) {
   TF_NEED_GPU();
-  run_case(state_cases::recurrent_states, "bf16");
+  run_case(state_cases::all_recurrent_states, "bf16");
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -135,20 +137,10 @@ inline Failures row_pages(Ops& ops) {
   return failures;
 }
 
-// One delta net layer's pass over inputs [first, first + count) of a fixed sequence.
-class DeltaLayer {
+// One recurrent layer's pass over inputs [first, first + count) of a fixed sequence.
+class RecurrentLayer {
  public:
-  explicit DeltaLayer(Ops& ops) : ops_(ops) {
-    shape_.k_heads = 2;
-    shape_.v_heads = 4;
-    shape_.dk = 64;
-    shape_.dv = 64;
-    shape_.k_head_of = {0, 0, 1, 1};
-    conv_ = ops.pack_vector(numbers(shape_.channels() * shape_.conv_kernel, 11));
-    a_log_ = ops.pack_vector(numbers(shape_.v_heads, 12));
-    dt_bias_ = ops.pack_vector(numbers(shape_.v_heads, 13));
-    norm_ = ops.pack_vector(numbers(shape_.dv, 14));
-    const int64_t width = shape_.v_heads * shape_.dv;
+  RecurrentLayer(Ops& ops, int64_t width) : ops_(ops), width_(width) {
     std::vector<float> ones(static_cast<size_t>(width * width));
     for (int64_t i = 0; i < width; ++i) ones[static_cast<size_t>(i * width + i)] = 1.0f;
     MatrixSource source;
@@ -157,41 +149,37 @@ class DeltaLayer {
     source.row_bytes = width * static_cast<int64_t>(sizeof(float));
     diagonal_ = ops.pack({&source, 1});
   }
-  const DeltaNetShape& shape() const { return shape_; }
+  virtual ~RecurrentLayer() = default;
+  virtual StateShape shape() const = 0;
 
   std::vector<float> pass(RecurrentState* state, int64_t first, int64_t count, int64_t accepted, int64_t certain) {
     const std::vector<int32_t> pages = {0, 1};
     Rows rows(first, count, accepted, certain, pages);
     rows.recurrent = {{state}};
-    std::vector<float> out(static_cast<size_t>(count * shape_.v_heads * shape_.dv));
+    std::vector<float> out(static_cast<size_t>(count * width_));
     ops_.begin_pass();
     const Tensor result = ops_.run(RunKind::kForward, rows.batch(), {}, false, [&](const RowBatch& batch, Tensor) {
       const auto input = [&](int64_t cols, uint64_t seed) {
         const std::vector<float> all = numbers(kLength * cols, seed);
         return uploaded(ops_, batch.rows(), cols, padded(all, first * cols, count * cols, batch.rows() * cols));
       };
-      DeltaNetArgs args;
-      args.shape = &shape_;
-      args.qkv = input(shape_.channels(), 21);
-      args.z = input(shape_.v_heads * shape_.dv, 22);
-      args.b = input(shape_.v_heads, 23);
-      args.a = input(shape_.v_heads, 24);
-      args.conv = conv_.get();
-      args.a_log = a_log_.get();
-      args.dt_bias = dt_bias_.get();
-      args.norm = norm_.get();
-      args.out = ops_.scratch_input(batch.rows(), shape_.v_heads * shape_.dv);
-      args.rows = batch;
-      ops_.delta_net(args);
+      const Tensor mixed = ops_.scratch_input(batch.rows(), width_);
+      step(input, batch, mixed);
       // What only products read may be rounded, and cannot be downloaded: a product with ones on the diagonal can.
-      const Tensor values = ops_.scratch(batch.rows(), args.out.cols);
-      ops_.matmul(*diagonal_, args.out, values);
+      const Tensor values = ops_.scratch(batch.rows(), width_);
+      ops_.matmul(*diagonal_, mixed, values);
       return values;
     });
     ops_.download(result.row_range(0, count), out);
     ops_.finish_pass();
     return out;
   }
+
+ protected:
+  /// The rows' inputs of so many columns; the number tells one input from another.
+  using Input = std::function<Tensor(int64_t cols, uint64_t seed)>;
+  virtual void step(const Input& input, const RowBatch& rows, Tensor out) = 0;
+  Ops& ops_;
 
  private:
   static constexpr int64_t kLength = 64;
@@ -201,10 +189,82 @@ class DeltaLayer {
     return out;
   }
 
-  Ops& ops_;
+  int64_t width_;
+  std::unique_ptr<Weight> diagonal_;
+};
+
+class DeltaLayer : public RecurrentLayer {
+ public:
+  explicit DeltaLayer(Ops& ops) : RecurrentLayer(ops, 4 * 64) {
+    shape_.k_heads = 2;
+    shape_.v_heads = 4;
+    shape_.dk = 64;
+    shape_.dv = 64;
+    shape_.k_head_of = {0, 0, 1, 1};
+    conv_ = ops.pack_vector(numbers(shape_.channels() * shape_.conv_kernel, 11));
+    a_log_ = ops.pack_vector(numbers(shape_.v_heads, 12));
+    dt_bias_ = ops.pack_vector(numbers(shape_.v_heads, 13));
+    norm_ = ops.pack_vector(numbers(shape_.dv, 14));
+  }
+  StateShape shape() const override { return shape_; }
+
+ protected:
+  void step(const Input& input, const RowBatch& rows, Tensor out) override {
+    DeltaNetArgs args;
+    args.shape = &shape_;
+    args.qkv = input(shape_.channels(), 21);
+    args.z = input(shape_.v_heads * shape_.dv, 22);
+    args.b = input(shape_.v_heads, 23);
+    args.a = input(shape_.v_heads, 24);
+    args.conv = conv_.get();
+    args.a_log = a_log_.get();
+    args.dt_bias = dt_bias_.get();
+    args.norm = norm_.get();
+    args.out = out;
+    args.rows = rows;
+    ops_.delta_net(args);
+  }
+
+ private:
   DeltaNetShape shape_;
   std::unique_ptr<Vector> conv_, a_log_, dt_bias_, norm_;
-  std::unique_ptr<Weight> diagonal_;
+};
+
+class Mamba2Layer : public RecurrentLayer {
+ public:
+  explicit Mamba2Layer(Ops& ops) : RecurrentLayer(ops, 4 * 64) {
+    shape_ = {.heads = 4, .head_dim = 64, .groups = 2, .state = 32};
+    conv_ = ops.pack_vector(numbers(shape_.channels() * shape_.conv_kernel, 31));
+    conv_bias_ = ops.pack_vector(numbers(shape_.channels(), 32));
+    a_log_ = ops.pack_vector(numbers(shape_.heads, 33));
+    dt_bias_ = ops.pack_vector(numbers(shape_.heads, 34));
+    d_ = ops.pack_vector(numbers(shape_.heads, 35));
+    norm_ = ops.pack_vector(numbers(shape_.width(), 36));
+  }
+  StateShape shape() const override { return shape_; }
+
+ protected:
+  void step(const Input& input, const RowBatch& rows, Tensor out) override {
+    Mamba2Args args;
+    args.shape = &shape_;
+    args.z = input(shape_.width(), 41);
+    args.xbc = input(shape_.channels(), 42);
+    args.dt = input(shape_.heads, 43);
+    args.conv = conv_.get();
+    args.conv_bias = conv_bias_.get();
+    args.a_log = a_log_.get();
+    args.dt_bias = dt_bias_.get();
+    args.d = d_.get();
+    args.norm = norm_.get();
+    args.most_step = std::numeric_limits<float>::infinity();
+    args.out = out;
+    args.rows = rows;
+    ops_.mamba2(args);
+  }
+
+ private:
+  Mamba2Shape shape_;
+  std::unique_ptr<Vector> conv_, conv_bias_, a_log_, dt_bias_, d_, norm_;
 };
 
 inline bool same(const std::vector<float>& a, const std::vector<float>& b) {
@@ -213,9 +273,8 @@ inline bool same(const std::vector<float>& a, const std::vector<float>& b) {
 
 // A state that keeps the inputs of five tentative rows, copied and put away: each copy goes on with any number of them
 // accepted, as the sequence would have, whatever became of the state it was taken from.
-inline Failures recurrent_states(Ops& ops) {
+inline Failures recurrent_states(Ops& ops, RecurrentLayer& layer) {
   Failures failures;
-  DeltaLayer layer(ops);
   const auto make = [&] { return ops.make_recurrent_state(layer.shape()); };
   const auto original = make();
   layer.pass(original.get(), 0, 20, 0, 20);
@@ -250,6 +309,13 @@ inline Failures recurrent_states(Ops& ops) {
   expect(again == bytes, "a copy changed with the state it was taken from", &failures);
   const auto fresh = make();
   expect(same(layer.pass(original.get(), 0, 7, 0, 7), layer.pass(fresh.get(), 0, 7, 0, 7)), "a reset state", &failures);
+  return failures;
+}
+inline Failures all_recurrent_states(Ops& ops) {
+  DeltaLayer delta(ops);
+  Mamba2Layer mamba2(ops);
+  Failures failures = recurrent_states(ops, delta);
+  for (const std::string& failure : recurrent_states(ops, mamba2)) failures.push_back("Mamba2: " + failure);
   return failures;
 }
 

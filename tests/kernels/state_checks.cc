@@ -18,7 +18,7 @@ void kv_pages_keep_their_bits(Checker& c) { on_all_variants(c, state_cases::kv_p
 // Protects: the same for paged rows, pooled ones included.
 void row_pages_keep_their_bits(Checker& c) { on_all_variants(c, state_cases::row_pages); }
 // Protects: a state taken from a sequence goes on exactly as the sequence would have, for any number of kept rows.
-void states_go_on_from_copies(Checker& c) { on_all_variants(c, state_cases::recurrent_states); }
+void states_go_on_from_copies(Checker& c) { on_all_variants(c, state_cases::all_recurrent_states); }
 
 // Protects: bytes from a file that keep other rows than the slot says are refused; believed, the next pass would take
 // rows that are not there.

@@ -126,14 +126,18 @@ absl::StatusOr<std::unique_ptr<GeneratedCheckpoint>> GeneratedCheckpoint::create
     return absl::InvalidArgumentError(
         fmt::format("format {}: there are {}", quoted_name(format), fmt::join(generated_formats(), ", ")));
   }
-  if (config.count(LayerKind::kMamba2) > 0 || config.count(LayerKind::kNone) > 0 || config.gated_streams.count > 0 ||
-      is_latent(config.family)) {
+  const bool nemotron = config.family == Family::kNemotronH;
+  const bool single_mixers = config.count(LayerKind::kMamba2) > 0 || config.count(LayerKind::kNone) > 0;
+  if ((single_mixers && !nemotron) || config.gated_streams.count > 0 || is_latent(config.family)) {
     return absl::UnimplementedError(
         fmt::format("{}: weights of {} are not made up here, only read", label, family_name(config.family)));
   }
   const LinearAttentionConfig& linear = config.linear;
-  const int64_t channels = 2 * linear.key_heads * linear.key_dim + linear.value_heads * linear.value_dim;
-  if (channels * linear.conv_kernel * config.layer_count() > kMaxTaps) {
+  const Mamba2Config& mamba = config.mamba2;
+  const int64_t channels = nemotron ? mamba.heads * mamba.head_dim + 2 * mamba.groups * mamba.state
+                                    : 2 * linear.key_heads * linear.key_dim + linear.value_heads * linear.value_dim;
+  const int64_t taps = nemotron ? mamba.conv_kernel : linear.conv_kernel;
+  if (channels * taps * config.layer_count() > kMaxTaps) {
     return absl::InvalidArgumentError(
         fmt::format("{}: {} layers with convolutions of {} channels; allowed are {} taps "
                     "in all",
@@ -172,6 +176,7 @@ const TensorInfo* GeneratedCheckpoint::find(std::string_view name) const {
 }
 
 void GeneratedCheckpoint::list_tensors() {
+  if (config_.family == Family::kNemotronH) return list_nemotron();
   add_linear("model.embed_tokens", config_.vocab_size, config_.hidden_size);
   add_norm("model.norm", config_.hidden_size);
   if (!config_.tie_word_embeddings) add_linear("lm_head", config_.vocab_size, config_.hidden_size);
@@ -247,6 +252,65 @@ void GeneratedCheckpoint::list_mtp() {
   add_norm("mtp.pre_fc_norm_hidden", config_.hidden_size);
   list_layer("mtp.layers.0", LayerKind::kFullAttention,
              config_.experts.count > 0 ? MlpKind::kExperts : MlpKind::kDense);
+}
+
+void GeneratedCheckpoint::list_nemotron() {
+  add_linear("backbone.embeddings", config_.vocab_size, config_.hidden_size);
+  add_norm("backbone.norm_f", config_.hidden_size);
+  if (!config_.tie_word_embeddings) add_linear("lm_head", config_.vocab_size, config_.hidden_size);
+  for (size_t i = 0; i < config_.layers.size(); ++i) {
+    list_nemotron_block(fmt::format("backbone.layers.{}", i), config_.layers[i], config_.mlps[i]);
+  }
+  if (config_.mtp_layers == 0) return;
+  add_linear("mtp.layers.0.eh_proj", config_.hidden_size, 2 * config_.hidden_size);
+  add_norm("mtp.layers.0.enorm", config_.hidden_size);
+  add_norm("mtp.layers.0.hnorm", config_.hidden_size);
+  list_nemotron_block("mtp.layers.0", LayerKind::kFullAttention, MlpKind::kNone);
+  list_nemotron_block("mtp.layers.1", LayerKind::kNone, MlpKind::kExperts);
+  add_norm("mtp.layers.1.final_layernorm", config_.hidden_size);
+}
+
+// One mixer.
+void GeneratedCheckpoint::list_nemotron_block(const std::string& prefix, LayerKind kind, MlpKind mlp) {
+  const ModelConfig& c = config_;
+  const std::string at = prefix + ".mixer";
+  add_norm(prefix + ".norm", c.hidden_size);
+  const auto add_mlp = [&](const std::string& module, int64_t columns) {
+    add_linear(module + ".up_proj", columns, c.hidden_size);
+    add_linear(module + ".down_proj", c.hidden_size, columns);
+  };
+  if (kind == LayerKind::kFullAttention) {
+    add_linear(at + ".q_proj", c.heads * c.head_dim, c.hidden_size);
+    add_linear(at + ".k_proj", c.kv_heads * c.head_dim, c.hidden_size);
+    add_linear(at + ".v_proj", c.kv_heads * c.head_dim, c.hidden_size);
+    add_linear(at + ".o_proj", c.hidden_size, c.heads * c.head_dim);
+  } else if (kind == LayerKind::kMamba2) {
+    list_mamba2(at);
+  } else if (mlp == MlpKind::kExperts) {
+    add_linear(at + ".gate", c.experts.count, c.hidden_size);
+    add_values(at + ".gate.e_score_correction_bias", Dtype::kF32, {c.experts.count}, -0.01f, 0.01f);
+    for (int64_t i = 0; i < c.experts.count; ++i) {
+      add_mlp(fmt::format("{}.experts.{}", at, i), c.experts.intermediate_size);
+    }
+    add_mlp(at + ".shared_experts", c.experts.shared_intermediate_size);
+  } else {
+    add_mlp(at, c.intermediate_size);
+  }
+}
+
+void GeneratedCheckpoint::list_mamba2(const std::string& prefix) {
+  const Mamba2Config& m = config_.mamba2;
+  const int64_t width = m.heads * m.head_dim, channels = width + 2 * m.groups * m.state, taps = m.conv_kernel;
+  add_linear(prefix + ".in_proj", width + channels + m.heads, config_.hidden_size);
+  add_linear(prefix + ".out_proj", config_.hidden_size, width);
+  const bool mlx = config_.quantization.any();
+  add_values(prefix + ".conv1d.weight", Dtype::kBf16,
+             mlx ? std::vector<int64_t>{channels, taps, 1} : std::vector<int64_t>{channels, 1, taps}, -0.5f, 0.5f);
+  if (m.conv_bias) add_values(prefix + ".conv1d.bias", Dtype::kBf16, {channels}, -0.5f, 0.5f);
+  add_values(prefix + ".A_log", Dtype::kF32, {m.heads}, 0.0f, 2.77f);      // rates from 1 to 16
+  add_values(prefix + ".dt_bias", Dtype::kBf16, {m.heads}, -6.9f, -2.2f);  // steps from 0.001 to 0.1
+  add_values(prefix + ".D", Dtype::kF32, {m.heads}, 0.5f, 1.5f);
+  add_norm(prefix + ".norm", width, /*plain=*/true);
 }
 
 void GeneratedCheckpoint::add_linear(const std::string& module, int64_t rows, int64_t cols) {

@@ -64,6 +64,9 @@ class GeneratedCheckpoint : public TensorSource {
   void list_mlp(const std::string& prefix, int64_t columns);
   void list_experts(const std::string& prefix);
   void list_mtp();
+  void list_nemotron();
+  void list_nemotron_block(const std::string& prefix, LayerKind kind, MlpKind mlp);
+  void list_mamba2(const std::string& prefix);
   void add_linear(const std::string& module, int64_t rows, int64_t cols);
   void add_window(std::string name, Dtype dtype, std::vector<int64_t> shape, Content content, size_t offset);
   void add_values(std::string name, Dtype dtype, std::vector<int64_t> shape, float low, float high);

@@ -51,10 +51,17 @@ absl::StatusOr<ModelShape> model_shape(const ModelConfig& config, ShardSpec shar
 
 namespace {
 
-const char* state_name(const StateShape& state) {
-  if (std::holds_alternative<Mamba2Shape>(state)) return "Mamba2";
-  if (std::holds_alternative<ShortConvShape>(state)) return "n-gram";
-  return "gated delta net";
+// A kind of recurrent layers, and what a backend's kernels may not have for it.
+std::string layers_of(const StateShape& state) {
+  if (const auto* mamba2 = std::get_if<Mamba2Shape>(&state); mamba2 != nullptr) {
+    return fmt::format("Mamba2 layers (heads of {}, states of {}, {} taps)", mamba2->head_dim, mamba2->state,
+                       mamba2->conv_kernel);
+  }
+  if (const auto* delta = std::get_if<DeltaNetShape>(&state); delta != nullptr) {
+    return fmt::format("gated delta net layers (key heads of {}, value heads of {}, {} taps{})", delta->dk, delta->dv,
+                       delta->conv_kernel, delta->channel_decay ? ", a decay a channel" : "");
+  }
+  return "n-gram layers";
 }
 
 }  // namespace
@@ -98,8 +105,8 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
   for (const StateShape& state : shape->recurrent) {
     if (ops.supports_state(state)) continue;
     return absl::UnimplementedError(
-        fmt::format("model_type {} has {} layers, which backend {} does not compute: run it with backend cpu",
-                    config.model_type, state_name(state), ops.fingerprint_name()));
+        fmt::format("model_type {} has {}, which backend {} does not compute: run it with backend cpu",
+                    config.model_type, layers_of(state), ops.fingerprint_name()));
   }
   LoadContext load = {config, reader, ops, shard};
   return family->load(load, *shape);

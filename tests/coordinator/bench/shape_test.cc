@@ -85,6 +85,16 @@ TEST(ShapeBench, OneRankOfAHybridModel) {
                          HasSubstr("</svg>")));
 }
 
+// Blocks of one mixer: Mamba2, attention without positions, experts without gates, and a drafter of two blocks.
+TEST(ShapeBench, BlocksOfOneMixer) {
+  for (const char* format : {"bf16", "mlx-4bit"}) {
+    const auto report = run_shape_bench(quick("nemotron_h", format));
+    ASSERT_TRUE(report.ok()) << report.status();
+    check_json(*report, 0);
+    EXPECT_GT(report->state_bytes, 0);
+  }
+}
+
 // Ranks as threads: they all stand at the same context, and links are measured.
 TEST(ShapeBench, TwoRanks) {
   const auto report = run_shape_bench(quick("llama", "bf16", 2));
@@ -107,7 +117,8 @@ TEST(ShapeBench, LongChunksBeginAtZero) {
 
 // Names of the shapes that ship are found wherever the program stands.
 TEST(ShapeBench, ShapesThatShipAreFoundByName) {
-  for (const char* name : {"qwen3.8-27b", "qwen3.5-2b", "llama-8b"}) EXPECT_TRUE(find_shape(name).ok()) << name;
+  for (const char* name : {"qwen3.8-27b", "qwen3.5-2b", "llama-8b", "nemotron-3.5-lightning"})
+    EXPECT_TRUE(find_shape(name).ok()) << name;
 }
 
 // Every mistake is named with what there is instead.

@@ -70,8 +70,11 @@ std::vector<float> dequantised(const MatrixSource& source, int64_t row) {
 
 // A wrong figure in a shape file would make every benchmark of it one of another model.
 TEST(Generated, ShapesHaveTheirModelsParameterCounts) {
-  const std::vector<std::pair<std::string, double>> shapes = {
-      {"qwen3.8-27b", 27.3e9}, {"qwen3.5-2b", 1.93e9}, {"llama-8b", 8.03e9}, {"qwen3-30b-a3b", 30.53e9}};
+  const std::vector<std::pair<std::string, double>> shapes = {{"qwen3.8-27b", 27.3e9},
+                                                              {"qwen3.5-2b", 1.93e9},
+                                                              {"llama-8b", 8.03e9},
+                                                              {"qwen3-30b-a3b", 30.53e9},
+                                                              {"nemotron-3.5-lightning", 32.9e9}};
   for (const auto& [name, parameters] : shapes) {
     for (const std::string& format : generated_formats()) {
       const auto source = generate(kShapes + name + ".json", format);

@@ -328,7 +328,8 @@ TEST(Experts, BackendWithoutMamba2Refuses) {
   const auto shards = ModelShards::load_all(kFixtures + "nemotron_h", 1, ops);
   ASSERT_FALSE(shards.ok());
   EXPECT_EQ(std::string(shards.status().message()),
-            "model_type nemotron_h has Mamba2 layers, which backend plain does not compute: run it with backend cpu");
+            "model_type nemotron_h has Mamba2 layers (heads of 16, states of 32, 4 taps), which backend plain does not "
+            "compute: run it with backend cpu");
   EXPECT_TRUE(ModelShards::load_all(kFixtures + "qwen3_5", 1, ops).ok());
 }
 

@@ -1,0 +1,80 @@
+// Ops' recurrent layers: their states, and the operations that step them.
+#include "kernels/cuda/cuda_ops_impl.h"
+#include "kernels/cuda/delta_net.h"
+#include "kernels/cuda/mamba2.h"
+
+namespace tensorfold {
+
+bool CudaOps::supports_state(const StateShape& shape) const {
+  if (const auto* delta = std::get_if<DeltaNetShape>(&shape); delta != nullptr) {
+    return !delta->channel_decay && delta_net_shape_error(*delta).empty();
+  }
+  const auto* mamba2 = std::get_if<Mamba2Shape>(&shape);
+  return mamba2 != nullptr && mamba2_shape_error(*mamba2).empty();
+}
+
+std::unique_ptr<RecurrentState> CudaOps::make_recurrent_state(const StateShape& shape) {
+  use_device();
+  std::unique_ptr<RecurrentState> state;
+  if (const auto* delta = std::get_if<DeltaNetShape>(&shape); delta != nullptr) {
+    state = CudaRecurrentState::create(*delta, stream_);
+  } else {
+    state = CudaRecurrentState::create(std::get<Mamba2Shape>(shape), stream_);
+  }
+  if (state == nullptr) kernel_check(false, cuda_failure().c_str());
+  return state;
+}
+
+void CudaOps::delta_net(const DeltaNetArgs& in) {
+  flush();
+  const ScratchScope scope(*this);
+  const DeviceRows& rows = device_rows(in.rows);
+  CudaDeltaNetArgs args;
+  args.shape = in.shape;
+  args.layer = in.layer;
+  args.qkv = matrix_of(in.qkv);
+  args.z = matrix_of(in.z);
+  args.b = matrix_of(in.b);
+  args.a = matrix_of(in.a);
+  args.conv = vector_data(in.conv);
+  args.a_log = vector_data(in.a_log);
+  args.dt_bias = vector_data(in.dt_bias);
+  args.norm = vector_data(in.norm);
+  args.k_head_of = head_map(in.shape->k_head_of);
+  args.eps = in.eps;
+  args.out = input_of(in.out);
+  args.workspace = static_cast<float*>(take(4 * cuda_delta_net_workspace(rows, *in.shape)));
+  cuda_delta_net(stream_, rows, args);
+}
+
+void CudaOps::mamba2(const Mamba2Args& in) {
+  flush();
+  const Mamba2Shape& shape = *in.shape;
+  kernel_check(in.conv->size() == shape.channels() * shape.conv_kernel &&
+                   (in.conv_bias == nullptr || in.conv_bias->size() == shape.channels()) &&
+                   in.a_log->size() == shape.heads && in.dt_bias->size() == shape.heads &&
+                   in.d->size() == shape.heads && in.norm->size() == shape.width(),
+               "mamba2: shapes differ");
+  const ScratchScope scope(*this);
+  const DeviceRows& rows = device_rows(in.rows);
+  CudaMamba2Args args;
+  args.shape = in.shape;
+  args.layer = in.layer;
+  args.z = matrix_of(in.z);
+  args.xbc = matrix_of(in.xbc);
+  args.dt = matrix_of(in.dt);
+  args.conv = vector_data(in.conv);
+  args.conv_bias = vector_data(in.conv_bias);
+  args.a_log = vector_data(in.a_log);
+  args.dt_bias = vector_data(in.dt_bias);
+  args.d = vector_data(in.d);
+  args.norm = vector_data(in.norm);
+  args.eps = in.eps;
+  args.least_step = in.least_step;
+  args.most_step = in.most_step;
+  args.out = input_of(in.out);
+  args.workspace = static_cast<float*>(take(4 * cuda_mamba2_workspace(rows, shape)));
+  cuda_mamba2(stream_, rows, args);
+}
+
+}  // namespace tensorfold
