@@ -25,16 +25,16 @@ class DflashOnGpu : public ::testing::TestWithParam<const char*> {
   }
 };
 
-// How far a block's rows may be from float64, in standard deviations of the logits. What bf16 inputs of products,
-// queries, keys and values cost by themselves, seen on the CPU backend with nothing but those rounded to bf16, is in
-// the comments.
+// How far a block's rows may be from float64, in standard deviations of the logits: worst, and median of the rows'
+// worst. What bf16 inputs of products, queries, keys and values cost by themselves, seen on the CPU backend with
+// nothing but those rounded to bf16, is 0.019 and 0.011 for dflash, 0.099 and 0.035 for dflash2, whose target amplifies
+// them.
 struct Allowance {
   double worst;
   double median;
 };
 Allowance allowance_of(const Pair& pair) {
-  if (pair.drafter.ends_with("dflash2")) return {0.5, 0.06};
-  return {0.08, 0.02};
+  return pair.drafter.ends_with("dflash2") ? Allowance{0.2, 0.06} : Allowance{0.04, 0.02};
 }
 
 // Protects: both drafters compute what their definitions say, to the accuracy of bf16 products, as graphs and launch by
@@ -81,7 +81,8 @@ TEST_P(DflashOnGpu, AgreesWithFloat64) {
           pair.drafter.c_str(), ranks, errors.back(), errors[errors.size() / 2], sure);
       EXPECT_LT(errors.back(), allowed.worst);
       EXPECT_LT(errors[errors.size() / 2], allowed.median);
-      EXPECT_GT(sure, 0);
+      // Choices of dflash2's selector are nearer to each other than that: RightGuessesAreFound has them.
+      EXPECT_TRUE(sure > 0 || pair.drafter.ends_with("dflash2"));
     }
   }
 }
