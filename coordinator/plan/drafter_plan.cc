@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "coordinator/plan/memory_plan.h"
 #include "worker/model/dflash.h"
 
 namespace tensorfold {
@@ -44,7 +45,7 @@ absl::StatusOr<DrafterPlan> plan_drafter(const Profile& profile, const ModelConf
   }
   const int64_t whole = std::min(all, 2 * own);
   plan.weight_bytes = whole + (all - whole + shard.world - 1) / shard.world;
-  plan.page_bytes = shape->page_bytes();
+  plan.page_bytes = key_value_page_bytes(profile, shape->kv_layers, shape->kv_heads, shape->head_dim);
   const int64_t row = static_cast<int64_t>(config->target_layers.size() + 4) * config->target_hidden;
   const int64_t rows =
       std::max<int64_t>(profile.schedule.max_batch_rows, int64_t{profile.schedule.max_sequences} * config->block_size);

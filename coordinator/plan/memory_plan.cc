@@ -81,10 +81,11 @@ int64_t lane_state_bytes(const ModelShape& shape) {
   return bytes;
 }
 
-int64_t kept_launch_bytes(const ModelShape& shape, int64_t context) {
+int64_t kept_launch_bytes(const ModelShape& shape, bool drafter, int64_t context) {
   int64_t contexts = 1;
   for (int64_t keys = kKeptContext; keys < context; keys *= 4) ++contexts;
-  return contexts * kKeptRowSizes * (shape.has_mtp ? 3 : 1) * kKeptLaunchBytes;
+  const int64_t kinds = 1 + (shape.has_mtp ? 2 : 0) + (drafter ? 2 : 0);
+  return contexts * kKeptRowSizes * kinds * kKeptLaunchBytes;
 }
 
 // Rank 0's tokens. Sequences cannot all have the whole context: their pages bound their tokens.
@@ -120,7 +121,9 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
                            fmt::format("{} for the prefix cache, {} each", plan->snapshots, human_bytes(each)), false});
   }
   if (plan->device && profile.compute.launch == "graph") {
-    plan->items.push_back({"kept launches", kept_launch_bytes(shape, plan->context), "at most", false});
+    plan->items.push_back({"kept launches",
+                           kept_launch_bytes(shape, !profile.draft.model_in_use().empty(), plan->context), "at most",
+                           false});
   }
   const int64_t experts = plan->device ? device_expert_bytes(profile, config, shape) : 0;
   plan->items.push_back({"scratch", scratch_bytes(profile, config, shape) + experts,
@@ -153,13 +156,16 @@ std::string human_bytes(int64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, units[unit]);
 }
 
-int64_t page_bytes(const Profile& profile, const ModelShape& shape) {
+int64_t key_value_page_bytes(const Profile& profile, int64_t layers, int64_t kv_heads, int64_t head_dim) {
   const std::string format = profile.kv_format();
-  const int64_t vectors = kPageTokens * shape.kv_layers * shape.kv_heads * 2;
-  const int64_t rows = shape.row_page_bytes();
-  if (format == "fp8") return rows + vectors * (shape.head_dim + 4);  // and a scale
-  if (format == "bf16") return rows + vectors * shape.head_dim * 2;
-  return rows + float_page_bytes(shape.kv_layers, shape.kv_heads, shape.head_dim);
+  const int64_t vectors = kPageTokens * layers * kv_heads * 2;
+  if (format == "fp8") return vectors * (head_dim + 4);  // and a scale
+  if (format == "bf16") return vectors * head_dim * 2;
+  return float_page_bytes(layers, kv_heads, head_dim);
+}
+
+int64_t page_bytes(const Profile& profile, const ModelShape& shape) {
+  return shape.row_page_bytes() + key_value_page_bytes(profile, shape.kv_layers, shape.kv_heads, shape.head_dim);
 }
 
 absl::StatusOr<int64_t> planned_pages(const Profile& profile, const ModelConfig& config) {

@@ -42,6 +42,8 @@ struct MemoryPlan {
   int64_t tokens_each(int sequences) const;
 };
 
+/// Bytes of one page's keys and values in the profile's format.
+int64_t key_value_page_bytes(const Profile& profile, int64_t layers, int64_t kv_heads, int64_t head_dim);
 /// Bytes of keys, values and other rows of one page on a rank.
 int64_t page_bytes(const Profile& profile, const ModelShape& shape);
 /// Pages of the pool. All ranks need the same, and rank 0 owns the most heads, so its bytes decide. InvalidArgument if

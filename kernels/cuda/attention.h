@@ -1,5 +1,5 @@
 // Causal attention over paged keys and values (bf16 or fp8), the step before it, and the cache itself. One arithmetic
-// for prompt, verify and decode rows.
+// for prompt, verify and decode rows. Attention of blocks of drafted rows.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ enum class CudaKvFormat : uint8_t {
 
 class CudaKvCache : public KvCache {
  public:
-  /// All zeros. Null with cuda_failure() set if the device has no memory left, or if head_dim is not a multiple of 16
+  /// All zeros. Null with cuda_failure() set if the device has no memory left, or if head_dim is not a multiple of 8
   /// up to 256; heads are stored with 32, 64, 128 or 256 values, the next above. `stream` orders copies of pages.
   static std::unique_ptr<CudaKvCache> create(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim,
                                              CudaKvFormat format, cudaStream_t stream = nullptr);
@@ -60,5 +60,17 @@ int64_t cuda_attention_workspace(const DeviceRows& rows, int64_t heads, int64_t 
 /// Rows of no group get zeros.
 void cuda_attention(cudaStream_t stream, const CudaKvCache& cache, int64_t layer, const DeviceRows& rows,
                     const CudaAttentionArgs& args);
+
+/// Of blocks of drafted rows (kernels/ops/block_ops.h): rows.groups are blocks, of at most kMostBlockRows rows.
+struct CudaBlockAttentionArgs {
+  CudaAttentionArgs common;  // no gate; workspace of at least cuda_block_attention_workspace() floats
+  DeviceMatrix k;            // [rows, kv_heads * head_dim], the blocks' own
+  DeviceMatrix v;
+  int64_t window = 0;  // 0: all; else at least kMostBlockRows
+};
+int64_t cuda_block_attention_workspace(const DeviceRows& rows, int64_t heads, int64_t head_dim, int64_t window);
+/// Rows of no group get zeros.
+void cuda_block_attention(cudaStream_t stream, const CudaKvCache& cache, int64_t layer, const DeviceRows& rows,
+                          const CudaBlockAttentionArgs& args);
 
 }  // namespace tensorfold

@@ -128,6 +128,8 @@ class CudaOps : public Ops, public CudaStreamOps {
     return cuda_ok(cudaMemGetInfo(&free, &total), "memory of the GPU") ? static_cast<int64_t>(free) : 0;
   }
 
+  int64_t input_unit() const override { return 8; }  // 16 bytes
+
   // Weights.
   std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) override {
     return pack_with(blocks, CudaPairing::kNone);
@@ -322,6 +324,13 @@ class CudaOps : public Ops, public CudaStreamOps {
     cuda_gather_rows(stream_, matrix_of(src), index, matrix_of(dst));
   }
 
+  // Blocks of drafted rows (cuda_blocks.cc).
+  bool supports_block_drafts() const override { return true; }
+  void clear(Tensor x) override;
+  void mean_streams(Tensor x, int64_t streams, Tensor out) override;
+  void block_conv(const BlockConvArgs& in) override;
+  void block_attention(const KvCache& cache, int64_t layer, const BlockAttentionArgs& in) override;
+
   // Experts.
   bool supports_experts() const override { return true; }
   std::unique_ptr<ExpertWeights> pack_experts(std::span<const ExpertSource> experts) override;
@@ -467,8 +476,8 @@ class CudaOps : public Ops, public CudaStreamOps {
     }
     return memory;
   }
-  DeviceRows place_batch(const RowBatch& rows, int64_t padded, int64_t max_groups, int64_t max_keys, std::byte* memory,
-                         const BatchLayout& layout);
+  DeviceRows place_batch(RunKind kind, const RowBatch& rows, int64_t padded, int64_t max_groups, int64_t max_keys,
+                         std::byte* memory, const BatchLayout& layout);
 
   const CudaOptions options_;
   const std::string arch_;

@@ -16,11 +16,16 @@ int64_t context_bucket(int64_t keys) {
   return bucket;
 }
 
+int64_t pages_of(RunKind kind, const RowGroup& group) {
+  const int64_t tokens = group.first_position + (kind == RunKind::kBlock ? 0 : group.rows);
+  return (tokens + kPageTokens - 1) / kPageTokens;
+}
+
 }  // namespace
 
 // Copies the batch to `memory` and says where its parts lie.
-DeviceRows CudaOps::place_batch(const RowBatch& rows, int64_t padded, int64_t max_groups, int64_t max_keys,
-                                std::byte* memory, const BatchLayout& layout) {
+DeviceRows CudaOps::place_batch(RunKind kind, const RowBatch& rows, int64_t padded, int64_t max_groups,
+                                int64_t max_keys, std::byte* memory, const BatchLayout& layout) {
   DeviceRows out;
   out.rows = static_cast<int32_t>(padded);
   out.max_groups = static_cast<int32_t>(max_groups);
@@ -46,7 +51,7 @@ DeviceRows CudaOps::place_batch(const RowBatch& rows, int64_t padded, int64_t ma
   int32_t page = 0;
   for (size_t i = 0; i < rows.groups.size(); ++i) {
     const RowGroup& group = rows.groups[i];
-    const int64_t needed = (group.first_position + group.rows + kPageTokens - 1) / kPageTokens;
+    const int64_t needed = pages_of(kind, group);
     kernel_check(group.first_row >= 0 && group.rows >= 0 && group.first_row + group.rows <= padded,
                  "row group outside the pass");
     kernel_check(static_cast<int64_t>(group.pages.size()) >= needed, "row group: page table too short");
@@ -79,7 +84,7 @@ Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep,
   int64_t keys = std::max<int64_t>(rows.least_keys, 1), page_count = 0;
   for (const RowGroup& group : rows.groups) {
     keys = std::max(keys, group.first_position + group.rows);
-    page_count += (group.first_position + group.rows + kPageTokens - 1) / kPageTokens;
+    page_count += pages_of(kind, group);
   }
   const int64_t padded = row_bucket(count);
   const BatchLayout kept_layout(padded, padded, layers, page_count);
@@ -88,7 +93,7 @@ Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep,
     const int64_t groups = static_cast<int64_t>(rows.groups.size());
     const BatchLayout layout(count, groups, layers, page_count);
     auto* memory = static_cast<std::byte*>(take(layout.bytes));
-    const DeviceRows device = place_batch(rows, count, groups, keys, memory, layout);
+    const DeviceRows device = place_batch(kind, rows, count, groups, keys, memory, layout);
     batch.device = &device;
     const Tensor result = body(batch, input);
     flush();
@@ -100,7 +105,7 @@ Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep,
     kernel_check(kept_batch_ != nullptr, "the GPU has no memory left for the rows of kept launches");
   }
   const int64_t context = context_bucket(keys);
-  const DeviceRows device = place_batch(rows, padded, padded, context, kept_batch_, kept_layout);
+  const DeviceRows device = place_batch(kind, rows, padded, padded, context, kept_batch_, kept_layout);
   std::vector<int32_t> tokens(rows.tokens.begin(), rows.tokens.end());
   std::vector<int64_t> positions(rows.positions.begin(), rows.positions.end());
   tokens.resize(static_cast<size_t>(padded));

@@ -170,7 +170,7 @@ std::unique_ptr<CudaKvCache> CudaKvCache::create(int64_t layers, int64_t pages, 
                                                  CudaKvFormat format, cudaStream_t stream) {
   if (padded_head_dim(head_dim) == 0) {
     const std::string what =
-        "attention needs a head dimension that is a multiple of 16 and at most 256, not " + std::to_string(head_dim);
+        "attention needs a head dimension that is a multiple of 8 and at most 256, not " + std::to_string(head_dim);
     cuda_ok(cudaErrorNotSupported, what.c_str());
     return nullptr;
   }

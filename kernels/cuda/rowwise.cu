@@ -6,6 +6,7 @@
 #include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/rowwise_vec.cuh"
 #include "kernels/numerics/check.h"
+#include "kernels/ops/block_ops.h"
 
 namespace tensorfold {
 namespace {
@@ -136,6 +137,61 @@ struct GatherOp {
   template <int W>
   __device__ void at(int64_t row, int64_t column) const {
     store_lanes<W>(dst.data + row * dst.stride + column, load_lanes<W>(src.data + index[row] * src.stride + column));
+  }
+};
+
+struct ClearOp {
+  DeviceMatrix x;
+  template <int W>
+  __device__ void at(int64_t row, int64_t column) const {
+    store_lanes<W>(x.data + row * x.stride + column, Lanes<W>{});
+  }
+};
+
+struct MeanStreamsOp {
+  DeviceMatrix x;
+  DeviceMatrix out;
+  int streams;
+  float share;
+  template <int W>
+  __device__ void at(int64_t row, int64_t column) const {
+    const float* from = x.data + row * x.stride + column;
+    Lanes<W> sum = load_lanes<W>(from);
+    for (int s = 1; s < streams; ++s) sum = add_lanes<W>(sum, load_lanes<W>(from + s * out.cols));
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+      if (streams > 1) sum.v[i] = __fmul_rn(sum.v[i], share);
+    }
+    store_lanes<W>(out.data + row * out.stride + column, sum);
+  }
+};
+
+// Taps ascend; those before the block's first row are left out.
+struct BlockConvOp {
+  const int32_t* group_of;
+  const DeviceGroup* groups;
+  DeviceMatrix x;
+  DeviceMatrix dynamic;
+  const float* base;
+  Out out;
+  int taps;
+  int channels;  // that share a row's taps
+  template <int W>
+  __device__ void at(int64_t row, int64_t column) const {
+    Lanes<W> sum = {};
+    const int group = group_of[row];
+    const int place = group < 0 ? -1 : static_cast<int>(row) - groups[group].first_row;
+    for (int t = 0; t < taps && t <= place; ++t) {
+      const Lanes<W> value = load_lanes<W>(x.data + (row - t) * x.stride + column);
+      const Lanes<W> tap = load_lanes<W>(base + t * x.cols + column);
+      const float* own = dynamic.data + row * dynamic.stride + t * (x.cols / channels);
+#pragma unroll
+      for (int i = 0; i < W; ++i) {
+        const float product = __fmul_rn(value.v[i], __fadd_rn(tap.v[i], own[(column + i) / channels]));
+        sum.v[i] = t == 0 ? product : __fadd_rn(sum.v[i], product);
+      }
+    }
+    out.put<W>(row, column, sum);
   }
 };
 
@@ -293,6 +349,35 @@ void cuda_gather_rows(cudaStream_t stream, DeviceMatrix src, const int32_t* inde
   kernel_check(src.cols == dst.cols, "gather_rows: shapes differ");
   run_each(stream, "gather_rows", dst.rows, dst.cols, dst.cols % 4 == 0 && by_fours(src) && by_fours(dst),
            GatherOp{src, index, dst});
+}
+
+void cuda_clear(cudaStream_t stream, DeviceMatrix x) {
+  run_each(stream, "clear", x.rows, x.cols, x.cols % 4 == 0 && by_fours(x), ClearOp{x});
+}
+
+void cuda_mean_streams(cudaStream_t stream, DeviceMatrix x, int64_t streams, DeviceMatrix out) {
+  kernel_check(streams >= 1 && streams <= INT32_MAX && x.cols == streams * out.cols && x.rows == out.rows,
+               "mean_streams: shapes differ");
+  run_each(stream, "mean_streams", out.rows, out.cols, out.cols % 4 == 0 && by_fours(x) && by_fours(out),
+           MeanStreamsOp{x, out, static_cast<int>(streams), 1.0f / static_cast<float>(streams)});
+}
+
+void cuda_block_conv(cudaStream_t stream, const DeviceRows& rows, const CudaBlockConv& conv) {
+  const int64_t width = conv.x.cols;
+  const auto fits = [&](int64_t out_rows, int64_t out_cols) { return out_rows == conv.x.rows && out_cols == width; };
+  kernel_check((conv.out_f.data != nullptr) != (conv.out_b.data != nullptr), "block_conv: exactly one output");
+  kernel_check(conv.taps >= 1 && conv.taps <= kMostBlockTaps && conv.group >= 1 && width % conv.group == 0 &&
+                   width <= INT32_MAX && conv.x.rows == rows.rows && conv.dynamic.rows == conv.x.rows &&
+                   conv.dynamic.cols == conv.taps * (width / conv.group) &&
+                   (conv.out_f.data != nullptr ? fits(conv.out_f.rows, conv.out_f.cols)
+                                               : fits(conv.out_b.rows, conv.out_b.cols)) &&
+                   conv.out_f.data != conv.x.data,
+               "block_conv: shapes differ");
+  const bool fours =
+      width % 4 == 0 && by_fours(conv.x) && aligned_to(conv.base, 16) && by_fours(conv.out_f) && by_fours(conv.out_b);
+  run_each(stream, "block_conv", conv.x.rows, width, fours,
+           BlockConvOp{rows.group_of, rows.groups, conv.x, conv.dynamic, conv.base, make_out(conv.out_f, conv.out_b),
+                       static_cast<int>(conv.taps), static_cast<int>(conv.group)});
 }
 
 void cuda_rope_table(cudaStream_t stream, const int64_t* positions, int64_t rows, const float* inv_freq, int64_t pairs,

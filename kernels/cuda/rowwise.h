@@ -41,6 +41,20 @@ void cuda_to_input(cudaStream_t stream, DeviceMatrix x, DeviceInput out);
 void cuda_from_input(cudaStream_t stream, DeviceInput x, DeviceMatrix out);
 /// dst[i, :] = src[index[i], :]; index in device memory.
 void cuda_gather_rows(cudaStream_t stream, DeviceMatrix src, const int32_t* index, DeviceMatrix dst);
+void cuda_clear(cudaStream_t stream, DeviceMatrix x);
+/// Ops::mean_streams.
+void cuda_mean_streams(cudaStream_t stream, DeviceMatrix x, int64_t streams, DeviceMatrix out);
+/// Ops::block_conv. Exactly one of out_f and out_b has data; neither may overlap x. Rows of no block get zeros.
+struct CudaBlockConv {
+  DeviceMatrix x;
+  DeviceMatrix dynamic;
+  const float* base = nullptr;
+  int64_t taps = 0;
+  int64_t group = 0;
+  DeviceMatrix out_f;
+  DeviceInput out_b;
+};
+void cuda_block_conv(cudaStream_t stream, const DeviceRows& rows, const CudaBlockConv& conv);
 /// cos and sin [rows, pairs] of positions[r] * inv_freq[i] in float64, times factor, rounded once.
 void cuda_rope_table(cudaStream_t stream, const int64_t* positions, int64_t rows, const float* inv_freq, int64_t pairs,
                      double factor, float* cos, float* sin, int64_t stride);

@@ -26,9 +26,10 @@ struct BlockConvArgs {
   Tensor out;  // [rows, width], another tensor than x
 };
 
-/// Keys are visited in this order: the block's rows, ascending, as one split; then cached rows in splits of kKeySplit,
-/// by position, or, where there is a window, from the newest back. Blocks of 16 keys, online softmax and the merging of
-/// splits are attention's.
+/// Keys are visited in an order of the backend's own, which reads the block, its place and the window alone. On the
+/// CPU: the block's rows, ascending, as one split; then cached rows in splits of kKeySplit, by position, or, where
+/// there is a window, from the newest back. Blocks of 16 keys, online softmax and the merging of splits are
+/// attention's. On CUDA: kernels/cuda/attention_block.cu.
 struct BlockAttentionArgs {
   Tensor q;  // [rows, heads * head_dim], normed and roped
   Tensor k;  // [rows, kv_heads * head_dim], the block's own, normed and roped

@@ -102,9 +102,10 @@ struct RowBatch {
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };
 
-/// What a body given to Ops::run computes: bodies of one kind launch the same operations for equally many rows.
-enum class RunKind : uint8_t { kForward, kMtp, kMtpKeys };
-inline constexpr int kRunKinds = 3;
+/// What a body given to Ops::run computes: bodies of one kind launch the same operations for equally many rows. Rows of
+/// kBlock are blocks of drafts (block_ops.h), whose page tables need not reach behind what comes before a block.
+enum class RunKind : uint8_t { kForward, kMtp, kMtpKeys, kBlock, kBlockContext };
+inline constexpr int kRunKinds = 5;
 
 /// cos and sin of each row's angles, fp32 [rows, pairs]; made once a pass.
 struct RopeTable {
@@ -276,6 +277,10 @@ class Ops {
   virtual Ops& undecorated() { return *this; }
   /// "cpu" for every CPU instruction set (they are bit-equal); "cuda/sm_121" and so on elsewhere.
   virtual std::string fingerprint_name() const = 0;
+
+  /// A product's inputs begin at columns that are multiples of this, and are as wide as one. Slices of a contraction
+  /// that are not are refused at load.
+  virtual int64_t input_unit() const { return 1; }
 
   /// Bytes that the device has left; -1 where tensors are in host memory.
   virtual int64_t free_memory() { return -1; }
@@ -451,7 +456,7 @@ class Ops {
   virtual bool supports_gated_streams() const { return false; }
   /// x[r, i] = silu(x[r, i] * scale).
   virtual void scaled_silu(Tensor x, float scale);
-  /// x[r, i] = 0.
+  /// x[r, i] = 0. There where supports_block_drafts() is, too.
   virtual void clear(Tensor x);
   virtual void mix_streams(const MixStreamsArgs& args);
   virtual void inject_streams(const InjectStreamsArgs& args);

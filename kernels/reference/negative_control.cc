@@ -23,6 +23,7 @@ class NegativeControl : public Ops {
   explicit NegativeControl(std::unique_ptr<Ops> inner) : inner_(std::move(inner)) {}
 
   std::string describe() const override { return "negative-control/" + inner_->describe(); }
+  int64_t input_unit() const override { return inner_->input_unit(); }
   int64_t free_memory() override { return inner_->free_memory(); }
   Ops& undecorated() override { return inner_->undecorated(); }
   std::string fingerprint_name() const override { return "negative-control"; }

@@ -390,26 +390,28 @@ TEST(AttentionLayout, Fp8Exponent) {
 }
 
 TEST(AttentionLayout, HeadDimensions) {
+  EXPECT_EQ(padded_head_dim(8), 32);
   EXPECT_EQ(padded_head_dim(16), 32);
   EXPECT_EQ(padded_head_dim(64), 64);
   EXPECT_EQ(padded_head_dim(80), 128);
   EXPECT_EQ(padded_head_dim(256), 256);
-  EXPECT_EQ(padded_head_dim(72), 0);
-  EXPECT_EQ(padded_head_dim(272), 0);
+  EXPECT_EQ(padded_head_dim(72), 128);
+  EXPECT_EQ(padded_head_dim(68), 0);
+  EXPECT_EQ(padded_head_dim(264), 0);
   EXPECT_EQ(padded_head_dim(0), 0);
 }
 
 // What cannot be kept is refused with its reason.
 TEST(CudaAttention, RefusesHeadDimensions) {
-  EXPECT_EQ(CudaKvCache::create(1, 1, 1, 72, CudaKvFormat::kBf16), nullptr);
-  EXPECT_NE(cuda_failure().find("not 72"), std::string::npos);
+  EXPECT_EQ(CudaKvCache::create(1, 1, 1, 68, CudaKvFormat::kBf16), nullptr);
+  EXPECT_NE(cuda_failure().find("not 68"), std::string::npos);
 }
 
 // Single rows and windows agree with double precision at the edges of blocks and splits, for every head dimension.
 TEST(CudaAttention, AgreesWithDouble) {
   TF_NEED_GPU();
   for (const CudaKvFormat format : {CudaKvFormat::kBf16, CudaKvFormat::kFp8}) {
-    for (const int64_t dim : {16, 32, 48, 64, 80, 128, 256}) {
+    for (const int64_t dim : {8, 16, 24, 32, 48, 64, 80, 128, 256}) {
       if (format == CudaKvFormat::kFp8 && dim % 64 != 0) continue;
       World world({4, 2, dim, format, {}}, 32);
       const Sequence s = world.make(1500, static_cast<uint64_t>(dim));

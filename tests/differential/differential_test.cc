@@ -13,6 +13,8 @@
 #include "coordinator/commands/verify/tester.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/reference/negative_control.h"
+#include "tests/worker/checkpoint/wide_follower.h"
+#include "worker/runtime/backend.h"
 
 namespace tensorfold {
 namespace {
@@ -244,6 +246,38 @@ TEST(DifferentialDrafters, KeptBlocksLeaveNoMark) {
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->different, 0u);
   EXPECT_NE(report->greedy_hash, report->sampled_hash);
+  uint64_t drafted = 0;
+  uint64_t accepted = 0;
+  for (const CellOutcome& outcome : report->cells) {
+    if (outcome.cell.draft != CellDraft::kDflash || outcome.cell.sampled) continue;
+    drafted += outcome.drafted;
+    accepted += outcome.accepted;
+  }
+  EXPECT_GT(accepted * 5, drafted) << "hardly any draft of a block was kept";
+}
+
+// Protects: the same on a GPU, where blocks and context rows are kept launches of their own beside eager ones; on a
+// target that a drafter guesses right, too.
+TEST(DifferentialDrafters, BlocksLeaveNoMarkOnGpu) {
+  if (const auto ops = make_backend({.backend = "cuda", .isa = "auto", .threads = 1}); !ops.ok()) {
+    GTEST_SKIP() << ops.status().message();
+  }
+  const auto on_gpu = [](TesterOptions options) {
+    options.backend = "cuda";
+    options.axes.variants = {"eager", "graph"};
+    options.axes.threads = {1};
+    options.axes.worlds = {1, 3};
+    return options;
+  };
+  expect_no_difference(on_gpu(with_drafter("qwen3_5", "dflash2")), true);
+  expect_no_difference(on_gpu(with_drafter("qwen3", "dflash")), false);
+  TesterOptions follower = on_gpu(with_drafter("follower", "follower_dflash"));
+  follower.model_dir = wide_follower("follower");
+  follower.drafter_dir = wide_follower("follower_dflash");
+  follower.reply_tokens = 40;
+  const absl::StatusOr<TesterReport> report = run_tester(follower);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->different, 0u);
   uint64_t drafted = 0;
   uint64_t accepted = 0;
   for (const CellOutcome& outcome : report->cells) {

@@ -1,5 +1,7 @@
 #include "worker/model/blocks.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -59,6 +61,12 @@ absl::StatusOr<SlicedProjection> SlicedProjection::load(LoadContext& load, std::
   SlicedProjection projection;
   projection.cut_ = cut;
   projection.slice_columns_ = cut.slices.units_per_slice() * unit_columns;
+  if (const int64_t unit = load.ops.input_unit(); projection.slice_columns_ % unit != 0) {
+    return absl::UnimplementedError(
+        fmt::format("{}: {} slices of {} columns; backend {} computes products of multiples of {} columns: run it with "
+                    "backend cpu",
+                    modules[0].name, cut.slices.count, projection.slice_columns_, load.ops.fingerprint_name(), unit));
+  }
   for (int64_t slice = cut.owned.first; slice < cut.owned.end(); ++slice) {
     std::vector<MatrixSource> parts;
     for (const MatrixSource& matrix : matrices) {

@@ -114,7 +114,7 @@ BlockDrafter::BlockDrafter(DflashConfig config, DrafterShape shape)
 BlockDrafter::~BlockDrafter() = default;
 
 absl::Status BlockDrafter::check_backend(const Ops& ops) {
-  if (ops.supports_block_drafts() && ops.supports_gated_streams()) return absl::OkStatus();
+  if (ops.supports_block_drafts()) return absl::OkStatus();
   return absl::UnimplementedError(
       fmt::format("a block drafter (draft.model) drafts blocks of rows at once, which backend {} does not compute: "
                   "run it with backend cpu, or without draft.model",
@@ -249,12 +249,13 @@ absl::Status BlockDrafter::add_context(PassContext& pass, Tensor taps) const {
   const absl::Status summed =
       fc_.add_to(pass, -1, "drafter.fc", taps.columns(first_tap_column_, tap_columns_), context);
   if (!summed.ok()) return summed;
-  ops.rms_norm(context, 1, *hidden_norm_, eps_, context);
+  const Tensor normed = ops.scratch_input(taps.rows, config_.model.hidden_size);
+  ops.rms_norm(context, 1, *hidden_norm_, eps_, normed);
   const RopeTable rope = ops.rope_table(pass.rows, *inv_freq_, attention_factor_);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const ScratchScope each(ops);
     const Tensor kv = ops.scratch(taps.rows, layers_[i]->kv->out_features());
-    project_keys(pass, *layers_[i], rope, context, kv);
+    project_keys(pass, *layers_[i], rope, normed, kv);
     ops.kv_write(*pass.kv, static_cast<int64_t>(i), kv.columns(0, kv.cols / 2), kv.columns(kv.cols / 2, kv.cols / 2),
                  pass.rows);
   }
@@ -321,7 +322,8 @@ absl::Status BlockDrafter::block(PassContext& pass, Model& target, Tensor* hidde
   *hidden = ops.scratch(rows, width);
   const ScratchScope scope(ops);
   const Tensor residual = ops.scratch(rows, width);
-  const Tensor normed = ops.scratch_input(rows, width);
+  // Convolutions read it, too, not only products.
+  const Tensor normed = config_.second ? ops.scratch(rows, width) : ops.scratch_input(rows, width);
   const RopeTable rope = ops.rope_table(pass.rows, *inv_freq_, attention_factor_);
   target.embed(pass, residual);
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -349,7 +351,10 @@ std::vector<float> rows_of(Ops& ops, const Weight& table, const std::vector<int3
   RowBatch batch;
   batch.tokens = ids;
   const Tensor rows = ops.scratch(static_cast<int64_t>(ids.size()), table.in_features());
-  ops.embed(table, batch, rows);
+  ops.run(RunKind::kBlock, batch, {}, false, [&](const RowBatch& placed, Tensor) {
+    ops.embed(table, placed, rows);
+    return rows;
+  });
   std::vector<float> host(ids.size() * static_cast<size_t>(rows.cols));
   ops.download(rows, host);
   return host;

@@ -25,9 +25,6 @@ struct DrafterShape {
   int64_t kv_layers = 0;
   int64_t kv_heads = 0;  // this rank's
   int64_t head_dim = 0;
-
-  /// Bytes of one page of fp32 keys and values.
-  int64_t page_bytes() const { return float_page_bytes(kv_layers, kv_heads, head_dim); }
 };
 
 /// InvalidArgument when the world is wider than the smallest S, naming the dimension.

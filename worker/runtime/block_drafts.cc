@@ -5,6 +5,32 @@
 
 namespace tensorfold {
 
+// A backend keeps launches of these as of forward passes: a kind each, in all sizes (prepare()).
+absl::Status PassRunner::run_block(const RowBatch& rows, Tensor* hidden) {
+  absl::Status status;
+  *hidden = ops_.run(RunKind::kBlock, rows, {}, true, [&](const RowBatch& batch, Tensor) {
+    PassContext pass = context();
+    pass.kv = draft_kv_.get();
+    pass.rows = batch;
+    Tensor result;
+    status = drafter_->block(pass, model_, &result);
+    return result;
+  });
+  return status;
+}
+
+absl::Status PassRunner::run_block_context(const RowBatch& rows, Tensor taps) {
+  absl::Status status;
+  ops_.run(RunKind::kBlockContext, rows, taps, true, [&](const RowBatch& batch, Tensor input) {
+    PassContext pass = context();
+    pass.kv = draft_kv_.get();
+    pass.rows = batch;
+    status = drafter_->add_context(pass, input);
+    return input;
+  });
+  return status;
+}
+
 // A block is [last token, mask …] at the positions of the window's rows. All ranks choose the same tokens, since all
 // see all ranks' best candidates.
 absl::Status PassRunner::draft_blocks(std::vector<Work>& work) {
@@ -31,11 +57,9 @@ absl::Status PassRunner::draft_blocks(std::vector<Work>& work) {
       positions.push_back(anchor + i);
     }
   }
-  PassContext pass = context();
-  pass.kv = draft_kv_.get();
-  pass.rows = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = {}};
   Tensor hidden;
-  if (absl::Status status = drafter_->block(pass, model_, &hidden); !status.ok()) return status;
+  const RowBatch batch = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = {}};
+  if (absl::Status status = run_block(batch, &hidden); !status.ok()) return status;
   if (keep_block_logits_) record_block(drafting, hidden);
 
   std::vector<int32_t> wanted;  // the rows behind the anchors, as many as are drafted
@@ -145,10 +169,7 @@ absl::Status PassRunner::add_block_context(const std::vector<Work>& work) {
     taps = ops_.scratch(static_cast<int64_t>(index.size()), taps_.cols);
     ops_.gather_rows(taps_, index, taps);
   }
-  PassContext pass = context();
-  pass.kv = draft_kv_.get();
-  pass.rows = {.tokens = tokens, .positions = positions, .groups = groups, .recurrent = {}};
-  return drafter_->add_context(pass, taps);
+  return run_block_context({.tokens = tokens, .positions = positions, .groups = groups, .recurrent = {}}, taps);
 }
 
 }  // namespace tensorfold

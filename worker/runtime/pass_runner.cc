@@ -25,11 +25,17 @@ absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& 
         "a block drafter (draft.model) reads outputs of its target's layers, which this family does not hand out");
   }
   std::unique_ptr<PassRunner> runner(new PassRunner(ops, model, options, drafter));
+  // Null where the backend cannot keep such heads, or has no memory left: it says which.
+  const auto no_cache = [&ops](const char* whose) {
+    return absl::FailedPreconditionError(fmt::format("keys and values of {}: {}", whose, ops.finish_pass()));
+  };
   runner->kv_ = ops.make_kv_cache(shape.kv_layers, options.pages, shape.kv_heads, shape.head_dim);
+  if (runner->kv_ == nullptr) return no_cache("the model");
   if (!shape.row_layers.empty()) runner->row_cache_ = ops.make_row_cache(shape.row_layers, options.pages);
   if (drafter != nullptr) {
     const DrafterShape& draft = drafter->shape();
     runner->draft_kv_ = ops.make_kv_cache(draft.kv_layers, options.pages, draft.kv_heads, draft.head_dim);
+    if (runner->draft_kv_ == nullptr) return no_cache("the block drafter (draft.model)");
   }
   runner->snapshots_ = std::make_unique<SnapshotStore>(shape, ops, options.snapshots);
   runner->reset();
@@ -152,26 +158,11 @@ absl::StatusOr<LocalResult> PassRunner::run_begun(const PassPlan& plan) {
 absl::Status PassRunner::prepare() {
   const auto start = std::chrono::steady_clock::now();
   const int64_t free_before = ops_.free_memory();
-  const ModelShape& shape = model_.shape();
-  const std::vector<std::vector<RecurrentState*>> recurrent(shape.recurrent.size());
   int made = 0;
   for (int64_t keys = Ops::kKeptContext;; keys *= 4) {
     for (int64_t rows = 1; rows <= ops_.most_kept_rows(); rows *= 2) {
       ops_.begin_pass();
-      const std::vector<int32_t> tokens(static_cast<size_t>(rows));
-      const std::vector<int64_t> positions(static_cast<size_t>(rows));
-      RowBatch batch = {.tokens = tokens, .positions = positions, .groups = {}, .recurrent = recurrent};
-      batch.least_keys = keys;
-      Tensor hidden;
-      if (absl::Status status = run_forward(batch, &hidden); !status.ok()) return status;
-      ++made;
-      batch.recurrent = {};
-      for (const bool keys_only : {true, false}) {
-        Tensor out;
-        if (!shape.has_mtp) break;
-        if (absl::Status status = run_mtp(batch, hidden, keys_only, &out); !status.ok()) return status;
-        ++made;
-      }
+      if (absl::Status status = prepare_size(rows, keys, &made); !status.ok()) return status;
       if (const std::string failure = ops_.finish_pass(); !failure.empty()) return absl::InternalError(failure);
     }
     if (keys >= options_.prepare_context) break;
@@ -181,6 +172,36 @@ absl::Status PassRunner::prepare() {
   spdlog::info("kept {} kinds of pass, up to {} rows and {} tokens of context, in {:.2f} s and {:.0f} MiB", made,
                ops_.most_kept_rows(), options_.prepare_context, seconds,
                static_cast<double>(free_before - ops_.free_memory()) / (1024.0 * 1024.0));
+  return absl::OkStatus();
+}
+
+absl::Status PassRunner::prepare_size(int64_t rows, int64_t keys, int* made) {
+  const ModelShape& shape = model_.shape();
+  const std::vector<std::vector<RecurrentState*>> recurrent(shape.recurrent.size());
+  const std::vector<int32_t> tokens(static_cast<size_t>(rows));
+  const std::vector<int64_t> positions(static_cast<size_t>(rows));
+  RowBatch batch = {.tokens = tokens, .positions = positions, .groups = {}, .recurrent = recurrent};
+  batch.least_keys = keys;
+  Tensor hidden;
+  if (absl::Status status = run_forward(batch, &hidden); !status.ok()) return status;
+  ++*made;
+  batch.recurrent = {};
+  if (drafter_ != nullptr) {
+    if (absl::Status status = run_block_context(batch, taps_); !status.ok()) return status;
+    ++*made;
+  }
+  // Whole blocks, rounded up.
+  if (drafter_ != nullptr && rows >= drafter_->config().block_size) {
+    Tensor block;
+    if (absl::Status status = run_block(batch, &block); !status.ok()) return status;
+    ++*made;
+  }
+  for (const bool keys_only : {true, false}) {
+    Tensor out;
+    if (!shape.has_mtp) break;
+    if (absl::Status status = run_mtp(batch, hidden, keys_only, &out); !status.ok()) return status;
+    ++*made;
+  }
   return absl::OkStatus();
 }
 

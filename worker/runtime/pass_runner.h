@@ -96,6 +96,7 @@ class PassRunner {
   absl::Status draft(std::vector<Work>& work);
   absl::StatusOr<LocalResult> run_begun(const PassPlan& plan);
   absl::Status prepare();
+  absl::Status prepare_size(int64_t rows, int64_t keys, int* made);
   absl::Status carry_out(const PassPlan& plan);
   absl::Status check_pages(const std::vector<int32_t>& pages) const;
   void copy_page(PageCopy copy);
@@ -107,6 +108,8 @@ class PassRunner {
   // block_drafts.cc
   absl::Status draft_blocks(std::vector<Work>& work);
   absl::Status add_block_context(const std::vector<Work>& work);
+  absl::Status run_block(const RowBatch& rows, Tensor* hidden);
+  absl::Status run_block_context(const RowBatch& rows, Tensor taps);
   absl::StatusOr<std::vector<std::vector<Candidate>>> best_candidates(Tensor hidden, int64_t most);
   void record_block(std::span<Work* const> drafting, Tensor hidden);
   std::vector<PagedMemory*> paged() const;

@@ -87,7 +87,14 @@ TEST(MemoryPlan, CountsABlockDrafter) {
     EXPECT_GT(plan.page_bytes, plain.page_bytes) << kind;
     EXPECT_GE(bytes_of(plan, "drafter"), shards->drafter(0)->weight_bytes()) << kind;
   }
+  // In the format of the model's own keys; blocks and context rows are kept launches, too.
+  planned.profile.compute.backend = "cuda";
+  const MemoryPlan drafting = planned.plan();
   planned.profile.draft.kind = "copy";
+  const int64_t keys_and_values = 2 * kPageTokens * 2 * 4 * 8;  // layers, heads, values of a head
+  EXPECT_EQ(drafting.page_bytes - planned.plan().page_bytes, keys_and_values * 2);  // bf16
+  EXPECT_GT(bytes_of(drafting, "kept launches"), bytes_of(planned.plan(), "kept launches"));
+  planned.profile.compute.backend = "cpu";
   EXPECT_EQ(planned.plan().page_bytes, plain.page_bytes);
   EXPECT_EQ(bytes_of(planned.plan(), "drafter"), 0);
   // As many bytes hold fewer pages.

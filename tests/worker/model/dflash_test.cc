@@ -14,6 +14,7 @@
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/cpu/isa.h"
 #include "tests/worker/checkpoint/model_copy.h"
+#include "tests/worker/model/dflash_walk.h"
 #include "worker/checkpoint/json_fields.h"
 #include "worker/checkpoint/tensor_values.h"
 #include "worker/runtime/local_cluster.h"
@@ -25,130 +26,6 @@ namespace {
 using ::testing::HasSubstr;
 
 const BackendOptions kCpu = {.backend = "cpu", .isa = "auto", .threads = 1};
-constexpr int64_t kPages = 5;
-
-struct Pair {
-  const char* target;
-  const char* drafter;
-};
-constexpr Pair kPairs[] = {{"qwen3", "dflash"}, {"qwen3_5", "dflash2"}};
-
-class Expected {
- public:
-  explicit Expected(const std::string& drafter)
-      : file_(*SafetensorsFile::open(kFixtures + drafter + "/expected.safetensors")) {}
-  std::vector<int64_t> ints(const std::string& name) const { return *read_integers(*file_.find(name)); }
-  std::vector<float> floats(const std::string& name) const { return *read_floats(*file_.find(name)); }
-
- private:
-  SafetensorsFile file_;
-};
-
-struct World {
-  std::unique_ptr<ModelShards> shards;
-  std::unique_ptr<LocalCluster> cluster;
-
-  World(const Pair& pair, int ranks, const BackendOptions& backend = kCpu) {
-    auto loaded = ModelShards::load_all(kFixtures + pair.target, ranks, backend, nullptr, kFixtures + pair.drafter);
-    EXPECT_TRUE(loaded.ok()) << loaded.status();
-    if (!loaded.ok()) return;
-    shards = *std::move(loaded);
-    LocalClusterOptions options;
-    options.backend = backend;
-    options.runner.slots = 1;
-    options.runner.pages = kPages;
-    auto started = LocalCluster::start(*shards, options);
-    EXPECT_TRUE(started.ok()) << started.status();
-    if (!started.ok()) return;
-    cluster = *std::move(started);
-    for (int rank = 0; rank < ranks; ++rank) cluster->runner(rank).keep_block_logits(true);
-  }
-};
-
-// One block: the rows' logits, all ranks' parts together, and what was drafted.
-struct Block {
-  std::vector<std::vector<float>> rows;
-  std::vector<int32_t> drafts;
-};
-
-// Walks along `ids`, one sequence, to each anchor, and drafts a block there that is then rejected. On the way windows
-// hold right tokens, which are kept, and wrong ones behind them, which are not.
-class Walk {
- public:
-  Walk(World& world, const std::vector<int64_t>& ids, int64_t chunk) : world_(world), ids_(ids), chunk_(chunk) {}
-
-  Block draft_at(int64_t anchor) {
-    while (at_ < anchor) advance(anchor);
-    PassPlan plan;
-    SequencePlan& sequence = begin(plan);
-    sequence.tokens = {token(at_)};
-    sequence.certain = 1;
-    sequence.block_drafts = static_cast<uint32_t>(world_.shards->block_size()) - 1;
-    const absl::StatusOr<PassResult> pass = world_.cluster->executor().execute(plan);
-    EXPECT_TRUE(pass.ok()) << pass.status();
-    if (!pass.ok()) return {};
-    ++at_;
-    Block block;
-    block.drafts = pass->drafts[0];
-    block.rows.resize(world_.shards->block_size());
-    for (int rank = 0; rank < world_.cluster->world(); ++rank) {
-      for (const RowReport& part : world_.cluster->runner(rank).block_rows()) {
-        std::vector<float>& row = block.rows[part.row];
-        row.insert(row.end(), part.logits.begin(), part.logits.end());
-      }
-    }
-    return block;
-  }
-
- private:
-  int32_t token(int64_t at) const { return static_cast<int32_t>(ids_[static_cast<size_t>(at)]); }
-
-  SequencePlan& begin(PassPlan& plan) {
-    SequencePlan& sequence = plan.sequences.emplace_back();
-    sequence.use_block = true;
-    sequence.fresh = at_ == 0;
-    for (int32_t page = 0; at_ == 0 && page < kPages; ++page) sequence.new_pages.push_back(page);
-    sequence.first_position = static_cast<uint64_t>(at_);
-    sequence.accepted = std::exchange(accepted_, 0u);
-    return sequence;
-  }
-
-  void advance(int64_t anchor) {
-    PassPlan plan;
-    SequencePlan& sequence = begin(plan);
-    const int64_t left = anchor - at_;
-    if (at_ == 0 || left > 20) {  // as a prompt
-      const int64_t rows = std::min(chunk_, left);
-      for (int64_t i = 0; i < rows; ++i) sequence.tokens.push_back(token(at_ + i));
-      sequence.certain = static_cast<uint32_t>(rows);
-      at_ += rows;
-    } else {  // as a window: some right, then two wrong
-      const int64_t right = std::min<int64_t>(left - 1, 3);
-      for (int64_t i = 0; i <= right; ++i) sequence.tokens.push_back(token(at_ + i));
-      for (int64_t i = 1; i <= 2; ++i)
-        sequence.tokens.push_back((token(at_ + right) + 7 * static_cast<int32_t>(i)) % 400);
-      sequence.certain = 1;
-      accepted_ = static_cast<uint32_t>(right);
-      at_ += right + 1;
-    }
-    const absl::StatusOr<PassResult> pass = world_.cluster->executor().execute(plan);
-    EXPECT_TRUE(pass.ok()) << pass.status();
-  }
-
-  World& world_;
-  const std::vector<int64_t>& ids_;
-  const int64_t chunk_;
-  int64_t at_ = 0;
-  uint32_t accepted_ = 0;
-};
-
-double standard_deviation(const std::vector<float>& values) {
-  const double mean = std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-  double sum = 0;
-  for (const float value : values) sum += (value - mean) * (value - mean);
-  return std::sqrt(sum / static_cast<double>(values.size()));
-}
-
 // Protects: both drafters compute what their definitions say, to fp32 accuracy, whatever was kept and rejected before,
 // in any chunking and any world; and the drafts are the reference's, the selector's choices included.
 TEST(Dflash, AgreesWithFloat64) {
@@ -161,7 +38,7 @@ TEST(Dflash, AgreesWithFloat64) {
     const double deviation = standard_deviation(logits);
     for (const int ranks : {1, 2, 3, 4, 8}) {
       SCOPED_TRACE(fmt::format("{} of {}, {} ranks", pair.drafter, pair.target, ranks));
-      World world(pair, ranks);
+      World world(pair, ranks, kCpu);
       ASSERT_NE(world.cluster, nullptr);
       Walk walk(world, ids, ranks == 3 ? 17 : 300);
       double worst = 0;
@@ -182,7 +59,7 @@ TEST(Dflash, AgreesWithFloat64) {
         }
       }
       std::printf("%s on %s, %d ranks: worst logit error %.2e of the standard deviation, %d sure drafts\n",
-                  pair.drafter, pair.target, ranks, worst / deviation, sure);
+                  pair.drafter.c_str(), pair.target.c_str(), ranks, worst / deviation, sure);
       EXPECT_LT(worst / deviation, 2e-4);
       EXPECT_GT(sure, static_cast<int>(drafts.size() / 2));
     }
@@ -452,9 +329,46 @@ TEST(Dflash, BackendWithoutBlocksRefuses) {
   EXPECT_TRUE(ModelShards::load_all(kFixtures + "qwen3", 1, ops).ok());
 }
 
+class WideProducts : public CpuOps {
+ public:
+  WideProducts() : CpuOps(kernels_for("auto"), std::make_shared<ThreadPool>(1)) {}
+  int64_t input_unit() const override { return 8; }
+  std::string fingerprint_name() const override { return "wide"; }
+};
+
+// Protects: slices that a backend's products cannot begin at are refused at load, with the matrix and both numbers.
+TEST(Dflash, BackendWithWideProductsRefusesNarrowSlices) {
+  WideProducts ops;
+  const auto shards = ModelShards::load_all(kFixtures + "follower", 1, ops, kFixtures + "follower_dflash");
+  ASSERT_FALSE(shards.ok());
+  EXPECT_THAT(
+      std::string(shards.status().message()),
+      HasSubstr("mlp.down_proj: 8 slices of 2 columns; backend wide computes products of multiples of 8 columns"));
+  EXPECT_TRUE(ModelShards::load_all(kPairs[0].target, 1, ops, kPairs[0].drafter).ok());
+}
+
+class NoHeads : public CpuOps {
+ public:
+  NoHeads() : CpuOps(kernels_for("auto"), std::make_shared<ThreadPool>(1)) {}
+  std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t dim) override {
+    return dim == 8 ? nullptr : CpuOps::make_kv_cache(layers, pages, kv_heads, dim);
+  }
+  std::string finish_pass() override { return "heads of 8"; }
+};
+
+// Protects: a backend that cannot keep a drafter's keys says so, and whose they are.
+TEST(Dflash, BackendWithoutRoomForKeysRefuses) {
+  NoHeads ops;
+  auto shards = *ModelShards::load_all(kPairs[0].target, 1, ops, kPairs[0].drafter);
+  const auto runner = PassRunner::create(ops, shards->model(0), {}, shards->drafter(0));
+  ASSERT_FALSE(runner.ok());
+  EXPECT_EQ(std::string(runner.status().message()), "keys and values of the block drafter (draft.model): heads of 8");
+  EXPECT_TRUE(PassRunner::create(ops, shards->model(0), {}).ok());
+}
+
 // Protects: plans that ask for blocks which a rank cannot give are errors that say so.
 TEST(Dflash, PlansMustFitTheDrafter) {
-  World world(kPairs[0], 1);
+  World world(kPairs[0], 1, kCpu);
   ASSERT_NE(world.cluster, nullptr);
   PassPlan plan;
   SequencePlan& sequence = plan.sequences.emplace_back();
