@@ -22,20 +22,6 @@ int64_t element_bytes(WeightFormat format) {
   }
 }
 
-// Value `index` of an array of one number format.
-float element(const std::byte* from, WeightFormat format, int64_t index) {
-  if (format == WeightFormat::kE4m3) return float_of_e4m3(static_cast<uint8_t>(from[index]));
-  if (format == WeightFormat::kE8m0) return float_of_e8m0(static_cast<uint8_t>(from[index]));
-  if (format == WeightFormat::kF32) {
-    float value;
-    std::memcpy(&value, from + 4 * index, 4);
-    return value;
-  }
-  uint16_t half;
-  std::memcpy(&half, from + 2 * index, 2);
-  return format == WeightFormat::kBf16 ? float_of_bf16(half) : float_of_f16(half);
-}
-
 // Code of column `col` in a row's bit stream, lowest bits first.
 uint32_t code_at(const std::byte* row, int bits, int64_t col) {
   const int64_t first = col * bits;
@@ -105,6 +91,19 @@ std::string exl3_error(const MatrixSource& s) {
 
 }  // namespace
 
+float scale_element(const std::byte* from, WeightFormat format, int64_t index) {
+  if (format == WeightFormat::kE4m3) return float_of_e4m3(static_cast<uint8_t>(from[index]));
+  if (format == WeightFormat::kE8m0) return float_of_e8m0(static_cast<uint8_t>(from[index]));
+  if (format == WeightFormat::kF32) {
+    float value;
+    std::memcpy(&value, from + 4 * index, 4);
+    return value;
+  }
+  uint16_t half;
+  std::memcpy(&half, from + 2 * index, 2);
+  return format == WeightFormat::kBf16 ? float_of_bf16(half) : float_of_f16(half);
+}
+
 std::string source_error(const MatrixSource& s) {
   if (s.rows < 0 || s.cols < 1 || (s.rows > 0 && s.data == nullptr)) return "an empty matrix cannot be packed";
   switch (s.format) {
@@ -161,7 +160,7 @@ const double* WeightView::exact(const MatrixSource& s, int64_t row, int64_t firs
     const int64_t col = s.first_col + first_col + i;
     const int64_t block = col / s.block_cols;
     const int64_t end = i + std::min(count - i, s.block_cols - col % s.block_cols);
-    const double scale = static_cast<double>(element(scales, s.scale_format, block));
+    const double scale = static_cast<double>(scale_element(scales, s.scale_format, block));
     for (int64_t c = col; i < end; ++i, ++c) {
       const float code = s.format == WeightFormat::kE4m3
                              ? float_of_e4m3(static_cast<uint8_t>(data[c]))
@@ -178,15 +177,15 @@ void WeightView::dequantise(const MatrixSource& s, int64_t row, int64_t first_co
                "dequantise: outside the matrix");
   if (count == 0) return;
   if (is_plain(s.format)) {
-    for (int64_t i = 0; i < count; ++i) out[i] = element(s.data + row * s.row_bytes, s.format, first_col + i);
+    for (int64_t i = 0; i < count; ++i) out[i] = scale_element(s.data + row * s.row_bytes, s.format, first_col + i);
   } else if (s.format == WeightFormat::kMlxAffine) {
     const std::byte* scales = s.scales + row * s.scale_row_bytes;
     const std::byte* biases = s.biases + row * s.scale_row_bytes;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t col = first_col + i;
       const auto code = static_cast<float>(code_at(s.data + row * s.row_bytes, s.bits, col));
-      out[i] = std::fma(element(scales, s.scale_format, col / s.group), code,
-                        element(biases, s.scale_format, col / s.group));
+      out[i] = std::fma(scale_element(scales, s.scale_format, col / s.group), code,
+                        scale_element(biases, s.scale_format, col / s.group));
     }
   } else {
     const double* values = exact(s, row, first_col, count);

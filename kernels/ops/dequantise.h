@@ -22,6 +22,9 @@ namespace tensorfold {
 /// What is wrong with a source, as a sentence, or empty.
 std::string source_error(const MatrixSource& source);
 
+/// Number `index` of an array of scales, or of other numbers: f32, bf16, f16, e4m3 or e8m0. Exact.
+float scale_element(const std::byte* from, WeightFormat format, int64_t index);
+
 /// Every value of this source is a bf16 number, so that bf16 loses nothing. May read the scales.
 bool exact_in_bf16(const MatrixSource& source);
 
