@@ -50,10 +50,11 @@ std::unique_ptr<ExpertWeights> CpuOps::pack_experts(std::span<const ExpertSource
   for (const ExpertSource& source : experts) {
     CpuExperts::Expert& expert = packed->all.emplace_back();
     const MatrixSource gate_up[] = {source.gate, source.up};
-    expert.gate_up = pack_weight(std::span(gate_up).subspan(packed->gated ? 0 : 1), &weights_, pool_.get());
+    expert.gate_up =
+        pack_weight(std::span(gate_up).subspan(packed->gated ? 0 : 1), &weights_, pool_.get(), &fp4_tables_);
     int64_t columns = 0;
     for (const MatrixSource& down : source.down) {
-      expert.down.push_back(pack_weight({&down, 1}, &weights_, pool_.get()));
+      expert.down.push_back(pack_weight({&down, 1}, &weights_, pool_.get(), &fp4_tables_));
       columns += down.cols;
       kernel_check(down.rows == source.up.cols, "pack_experts: up and down differ in the hidden size");
     }

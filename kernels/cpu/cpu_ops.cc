@@ -56,7 +56,7 @@ CpuOps::CpuOps(const KernelTable* kernels, std::shared_ptr<ThreadPool> pool)
     : kernels_(kernels), pool_(std::move(pool)), worker_scratch_(static_cast<size_t>(pool_->threads())) {}
 
 std::unique_ptr<Weight> CpuOps::pack(std::span<const MatrixSource> blocks) {
-  return pack_weight(blocks, &weights_, pool_.get());
+  return pack_weight(blocks, &weights_, pool_.get(), &fp4_tables_);
 }
 
 std::unique_ptr<Vector> CpuOps::pack_vector(std::span<const float> values) {

@@ -219,6 +219,7 @@ class CpuOps : public Ops {
   const KernelTable* kernels_;
   std::shared_ptr<ThreadPool> pool_;
   BlockArena weights_;
+  Fp4Tables fp4_tables_;
   ScratchArena pass_;
   std::vector<std::unique_ptr<MemoryBlock>> persistent_;
   std::vector<std::unique_ptr<MemoryBlock>> worker_scratch_;  // one a thread

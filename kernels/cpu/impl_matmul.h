@@ -7,8 +7,6 @@
 
 namespace tensorfold::TF_ISA {
 
-inline constexpr int64_t kPanelBlockFloats = kPanelRows * 16;
-
 // Readers of 16 weights of row `row` in k block `block` of a panel.
 struct F32Reader {
   static constexpr int64_t kBlockBytes = kPanelBlockFloats * 4;
@@ -256,9 +254,14 @@ inline int64_t group_panels(int64_t panel_bytes) {
   const int64_t fit = kGroupBytes / panel_bytes;
   return fit < 1 ? 1 : (fit > 16 ? 16 : fit);
 }
+// Up to here FP8 and FP4 are decoded in registers, for each tile of rows again.
+inline constexpr int64_t kDirectRows = 2 * kCodedInputs;
 inline int64_t decoded_panel_floats(const PanelView& w) { return w.k_blocks * kPanelBlockFloats; }
+inline bool is_plain_kind(PanelKind kind) {
+  return kind == PanelKind::kF32 || kind == PanelKind::kBf16 || kind == PanelKind::kF16;
+}
 inline int64_t matmul_scratch_floats(const PanelView& w) {
-  return w.kind == PanelKind::kAffine ? group_panels(4 * decoded_panel_floats(w)) * decoded_panel_floats(w) : 1;
+  return is_plain_kind(w.kind) ? 1 : group_panels(4 * decoded_panel_floats(w)) * decoded_panel_floats(w);
 }
 
 // Plain formats are widened in registers; every panel's bytes come from memory once.
@@ -273,28 +276,40 @@ inline void matmul_plain(const PanelView& w, int64_t panel_begin, int64_t panel_
   }
 }
 
-// Affine formats: one row straight from the codes, more rows from panels that are dequantised once.
-inline void matmul_affine(const PanelView& w, int64_t panel_begin, int64_t panel_end, const float* x, int64_t x_stride,
-                          int64_t rows, float* out, int64_t out_stride, float* scratch) {
-  if (rows == 1) {
-    return with_affine(w, [&]<int Bits, bool kBf16>() {
-      for (int64_t p = panel_begin; p < panel_end; ++p) {
-        affine_single<Bits, kBf16>(w, w.data + p * w.panel_bytes, x, out + p * kPanelRows, panel_count(w, p));
-      }
-    });
+// Coded formats: up to `direct_rows` rows straight from the codes by direct(panel bytes, out, count), more rows from
+// panels that are dequantised once by decode(panel bytes, floats).
+template <typename Direct, typename Decode>
+inline void matmul_coded(const PanelView& w, int64_t panel_begin, int64_t panel_end, const float* x, int64_t x_stride,
+                         int64_t rows, float* out, int64_t out_stride, float* scratch, int64_t direct_rows,
+                         Direct direct, Decode decode) {
+  if (rows <= direct_rows) {
+    for (int64_t p = panel_begin; p < panel_end; ++p) {
+      direct(w.data + p * w.panel_bytes, out + p * kPanelRows, panel_count(w, p));
+    }
+    return;
   }
   const int64_t panel_floats = decoded_panel_floats(w),
                 group = rows <= kWindowRows ? 1 : group_panels(4 * panel_floats);
   for (int64_t p = panel_begin; p < panel_end; p += group) {
     const int64_t panels = p + group < panel_end ? group : panel_end - p;
-    with_affine(w, [&]<int Bits, bool kBf16>() {
-      for (int64_t i = 0; i < panels; ++i) {
-        decode_affine<Bits, kBf16>(w, w.data + (p + i) * w.panel_bytes, scratch + i * panel_floats);
-      }
-    });
+    for (int64_t i = 0; i < panels; ++i) decode(w.data + (p + i) * w.panel_bytes, scratch + i * panel_floats);
     run_panels<F32Reader>(w, reinterpret_cast<const uint8_t*>(scratch), panel_floats * 4, p, panels, x, x_stride, rows,
                           out + p * kPanelRows, out_stride);
   }
+}
+
+// One FP8 or FP4 panel times `inputs` input rows, at most kCodedInputs.
+template <typename Format, int Inputs = kCodedInputs>
+inline void small_float_panel(const PanelView& w, const uint8_t* panel, int64_t inputs, const float* x,
+                              int64_t x_stride, float* out, int64_t out_stride, int64_t count) {
+  if constexpr (Inputs > 1) {
+    if (inputs < Inputs) {
+      return small_float_panel<Format, Inputs - 1>(w, panel, inputs, x, x_stride, out, out_stride, count);
+    }
+  }
+  Vec sums[kPanelRows * Inputs];
+  small_float_sums<Format, Inputs>(w, panel, x, x_stride, sums);
+  store_tile<kPanelRows, Inputs>(sums, out, out_stride, count);
 }
 
 // Which tiles are taken reads the row count; each output's arithmetic and its order are the same in all of them.
@@ -308,9 +323,30 @@ inline void matmul(const PanelView& w, int64_t panel_begin, int64_t panel_end, c
     case PanelKind::kF16:
       return matmul_plain<F16Reader>(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride);
     case PanelKind::kAffine:
+      return with_affine(w, [&]<int Bits, bool kBf16>() {
+        matmul_coded(
+            w, panel_begin, panel_end, x, x_stride, rows, out, out_stride, scratch, 1,
+            [&](const uint8_t* panel, float* to, int64_t count) { affine_single<Bits, kBf16>(w, panel, x, to, count); },
+            [&](const uint8_t* panel, float* to) { decode_affine<Bits, kBf16>(w, panel, to); });
+      });
+    case PanelKind::kFp8:
+    case PanelKind::kFp4:
       break;
   }
-  matmul_affine(w, panel_begin, panel_end, x, x_stride, rows, out, out_stride, scratch);
+  with_small_float(w, [&](auto format) {
+    using Format = decltype(format);
+    matmul_coded(
+        w, panel_begin, panel_end, x, x_stride, rows, out, out_stride, scratch, kDirectRows,
+        [&](const uint8_t* panel, float* to, int64_t count) {
+          for (int64_t first = 0, tiles = (rows + kCodedInputs - 1) / kCodedInputs; first < rows; --tiles) {
+            const int64_t inputs = (rows - first + tiles - 1) / tiles;
+            small_float_panel<Format>(w, panel, inputs, x + first * x_stride, x_stride, to + first * out_stride,
+                                      out_stride, count);
+            first += inputs;
+          }
+        },
+        [&](const uint8_t* panel, float* to) { decode_small_floats<Format>(w, panel, to); });
+  });
 }
 
 // One row of a weight as fp32.
@@ -329,16 +365,19 @@ inline void dequantise_row(const PanelView& w, int64_t row, float* out) {
     case PanelKind::kF16:
       return plain(F16Reader{});
     case PanelKind::kAffine:
+      return with_affine(w, [&]<int Bits, bool kBf16>() {
+        for (int64_t i = 0; i < w.k_blocks; ++i) {
+          const uint8_t* group = panel + i / w.group_blocks * w.group_bytes;
+          const uint8_t* codes = group + (kBf16 ? 16 : 32) + (i % w.group_blocks) * 8 * Bits + r * 2 * Bits;
+          const Vec scale = v_set1(group_value<kBf16>(group, r)), bias = v_set1(group_value<kBf16>(group, r + 4));
+          v_store(out + 16 * i, v_fma(scale, load_codes<Bits>(codes), bias));
+        }
+      });
+    case PanelKind::kFp8:
+    case PanelKind::kFp4:
       break;
   }
-  with_affine(w, [&]<int Bits, bool kBf16>() {
-    for (int64_t i = 0; i < w.k_blocks; ++i) {
-      const uint8_t* group = panel + i / w.group_blocks * w.group_bytes;
-      const uint8_t* codes = group + (kBf16 ? 16 : 32) + (i % w.group_blocks) * 8 * Bits + r * 2 * Bits;
-      const Vec scale = v_set1(group_value<kBf16>(group, r)), bias = v_set1(group_value<kBf16>(group, r + 4));
-      v_store(out + 16 * i, v_fma(scale, load_codes<Bits>(codes), bias));
-    }
-  });
+  with_small_float(w, [&](auto format) { small_float_row<decltype(format)>(w, panel, r, out); });
 }
 
 }  // namespace tensorfold::TF_ISA

@@ -25,6 +25,7 @@ inline constexpr int64_t kPrefetchBytes = 8192;  // how far ahead packed weights
 // clang-format off
 #include "kernels/cpu/vec_math.h"
 #include "kernels/cpu/impl_rowwise.h"
+#include "kernels/cpu/impl_small_floats.h"
 #include "kernels/cpu/impl_matmul.h"
 #include "kernels/cpu/impl_attention.h"
 #include "kernels/cpu/impl_delta_net.h"

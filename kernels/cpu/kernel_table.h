@@ -13,7 +13,7 @@ namespace tensorfold {
 inline constexpr int64_t kPanelRows = 4;
 
 /// Element kinds of a panel (WeightFormat, with affine split by the kind of its scales).
-enum class PanelKind : int { kF32 = 0, kBf16 = 1, kF16 = 2, kAffine = 3 };
+enum class PanelKind : int { kF32 = 0, kBf16 = 1, kF16 = 2, kAffine = 3, kFp8 = 4, kFp4 = 5 };
 
 /// A packed segment [rows, cols] of a weight. See weights.h for the byte layout.
 struct PanelView {
@@ -25,9 +25,17 @@ struct PanelView {
   int64_t k_blocks = 0;  // ceil(cols / 16)
   // Affine only.
   int bits = 0;
-  int64_t group_blocks = 0;  // k blocks in a group
   int64_t group_bytes = 0;   // scales, biases and codes of 4 rows of one group
   bool bf16_scales = false;  // else fp32
+  // Affine, FP8, FP4.
+  int64_t group_blocks = 0;  // k blocks in a group
+  // FP8 and FP4 only: a panel is scales [groups][4 rows], then codes.
+  int64_t groups = 0;
+  int64_t codes_at = 0;      // bytes from a panel's begin to its codes
+  int64_t lead_blocks = 0;   // k blocks of the first group that lie before the segment
+  int split_lane = 0;        // in a group's last k block, the first lane of the next group; 0: groups end with blocks
+  bool byte_scales = false;  // FP8: e8m0, a byte each; else fp32, times 2^8. FP4: always a byte
+  const float* values = nullptr;  // FP4: [256 scales][8 codes], what a code without its sign stands for
 };
 
 /// Up to kMaxQueries query vectors that share one key/value head and one sequence.

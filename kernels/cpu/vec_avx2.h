@@ -20,6 +20,7 @@ struct Mask {
 
 inline constexpr int kTileRows = 2;
 inline constexpr int kTileInputs = 2;
+inline constexpr int kCodedInputs = 1;
 inline constexpr int kScoreBlocks = 1;
 inline constexpr int kBurnChains = 6;
 
@@ -87,6 +88,14 @@ inline Vec v_load_bf16(const uint16_t* p) {
 }
 inline Vec v_load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(load_half(p)), _mm256_cvtph_ps(load_half(p + 8))}; }
 
+// e4m3 codes as numbers, times 2^-8: their exponent and mantissa are those of an f16 number, whose bias is 8 more. Not
+// for the codes of NaN.
+inline Vec v_load_e4m3(const uint8_t* p) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_half(p)), 7);
+  const __m256i halves = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+
 // Code planes: lane l of the 4-bit plane is at bit 32 * (l % 2) + 4 * (l / 2), of the others at bits * l.
 inline IVec i_codes8(const uint8_t* p) {
   const __m128i raw = load_half(p);
@@ -102,6 +111,16 @@ inline IVec i_codes4(const uint8_t* p) {
   std::memcpy(&word, p, 8);
   return shift_and_mask(_mm256_set1_epi64x(word), _mm256_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12),
                         _mm256_setr_epi32(16, 16, 20, 20, 24, 24, 28, 28), 15);
+}
+// Eight numbers by the low three bits of 4-bit codes, minus where the highest is set.
+inline Vec v_pick_signed(const float* eight, IVec codes) {
+  const __m256 numbers = _mm256_loadu_ps(eight);
+  const __m256i sign = _mm256_set1_epi32(INT32_MIN);
+  const auto pick = [&](__m256i code) {
+    const __m256i minus = _mm256_and_si256(_mm256_slli_epi32(code, 28), sign);
+    return _mm256_xor_ps(_mm256_permutevar8x32_ps(numbers, code), _mm256_castsi256_ps(minus));
+  };
+  return {pick(codes.lo), pick(codes.hi)};
 }
 inline IVec i_codes2(const uint8_t* p) {
   int32_t word;

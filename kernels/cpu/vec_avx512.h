@@ -18,9 +18,11 @@ struct Mask {
   __mmask16 m;
 };
 
-// Register tile of the matmul (weight rows x input rows), and key blocks scored together: what fits 32 registers.
+// Register tile of the matmul (weight rows x input rows), input rows beside codes that are decoded in registers, and
+// key blocks scored together: what fits 32 registers.
 inline constexpr int kTileRows = 4;
 inline constexpr int kTileInputs = 6;
+inline constexpr int kCodedInputs = 4;
 inline constexpr int kScoreBlocks = 4;
 inline constexpr int kBurnChains = 12;
 
@@ -68,6 +70,14 @@ inline Vec v_load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
+// e4m3 codes as numbers, times 2^-8: their exponent and mantissa are those of an f16 number, whose bias is 8 more. Not
+// for the codes of NaN.
+inline Vec v_load_e4m3(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {
+      _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))))};
+}
+
 // Code planes: lane l of the 4-bit plane is at bit 32 * (l % 2) + 4 * (l / 2), of the others at bits * l.
 inline IVec i_codes8(const uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -77,6 +87,12 @@ inline IVec i_codes4(const uint8_t* p) {
   std::memcpy(&word, p, 8);
   const __m512i shift = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
   return {_mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi64(word), shift), _mm512_set1_epi32(15))};
+}
+// Eight numbers by the low three bits of 4-bit codes, minus where the highest is set.
+inline Vec v_pick_signed(const float* eight, IVec codes) {
+  const __m512 minus = _mm512_castsi512_ps(_mm512_maskz_set1_epi32(0xff00, INT32_MIN));
+  const __m512 sixteen = _mm512_xor_ps(_mm512_broadcast_f32x8(_mm256_loadu_ps(eight)), minus);
+  return {_mm512_permutexvar_ps(codes.v, sixteen)};
 }
 inline IVec i_codes2(const uint8_t* p) {
   int32_t word;

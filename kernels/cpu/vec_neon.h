@@ -20,6 +20,7 @@ struct Mask {
 
 inline constexpr int kTileRows = 2;
 inline constexpr int kTileInputs = 2;
+inline constexpr int kCodedInputs = 1;
 inline constexpr int kScoreBlocks = 1;
 inline constexpr int kBurnChains = 6;
 
@@ -125,6 +126,17 @@ inline Vec v_load_f16(const uint16_t* p) {
   return {widen_f16(p), widen_f16(p + 4), widen_f16(p + 8), widen_f16(p + 12)};
 }
 
+// e4m3 codes as numbers, times 2^-8: their exponent and mantissa are those of an f16 number, whose bias is 8 more. Not
+// for the codes of NaN.
+inline Vec v_load_e4m3(const uint8_t* p) {
+  const int8x16_t raw = vreinterpretq_s8_u8(vld1q_u8(p));
+  const uint16x8_t mask = vdupq_n_u16(0xbfff);
+  const uint16x8_t lo = vandq_u16(vreinterpretq_u16_s16(vshlq_n_s16(vmovl_s8(vget_low_s8(raw)), 7)), mask);
+  const uint16x8_t hi = vandq_u16(vreinterpretq_u16_s16(vshlq_n_s16(vmovl_s8(vget_high_s8(raw)), 7)), mask);
+  return {vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(lo))), vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(lo))),
+          vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(hi))), vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(hi)))};
+}
+
 // Code planes: lane l of the 4-bit plane is at bit 32 * (l % 2) + 4 * (l / 2), of the others at bits * l.
 inline IVec i_codes8(const uint8_t* p) {
   const uint8x16_t raw = vld1q_u8(p);
@@ -144,6 +156,20 @@ inline IVec i_codes4(const uint8_t* p) {
   uint64_t word;
   std::memcpy(&word, p, 8);
   return shift_and_mask16(vreinterpretq_u32_u64(vdupq_n_u64(word)), kShift, 15);
+}
+// Eight numbers by the low three bits of 4-bit codes, minus where the highest is set.
+inline float32x4_t pick_signed4(uint8x16x2_t eight, int32x4_t codes) {
+  const uint32x4_t code = vreinterpretq_u32_s32(codes);
+  // Number i is bytes 4 i to 4 i + 3.
+  const uint32x4_t first = vmulq_n_u32(vandq_u32(code, vdupq_n_u32(7)), 0x04040404u);
+  const uint8x16_t picked = vqtbl2q_u8(eight, vreinterpretq_u8_u32(vaddq_u32(first, vdupq_n_u32(0x03020100u))));
+  const uint32x4_t minus = vandq_u32(vshlq_n_u32(code, 28), vdupq_n_u32(0x80000000u));
+  return vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_u8(picked), minus));
+}
+inline Vec v_pick_signed(const float* eight, IVec x) {
+  const uint8x16x2_t numbers = {vreinterpretq_u8_f32(vld1q_f32(eight)), vreinterpretq_u8_f32(vld1q_f32(eight + 4))};
+  return {pick_signed4(numbers, x.a), pick_signed4(numbers, x.b), pick_signed4(numbers, x.c),
+          pick_signed4(numbers, x.d)};
 }
 inline IVec i_codes2(const uint8_t* p) {
   static const int32_t kShift[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};

@@ -19,6 +19,7 @@ struct Mask {
 
 inline constexpr int kTileRows = 2;
 inline constexpr int kTileInputs = 2;
+inline constexpr int kCodedInputs = 1;
 inline constexpr int kScoreBlocks = 1;
 inline constexpr int kBurnChains = 4;
 
@@ -159,12 +160,22 @@ inline Vec v_load_f16(const uint16_t* p) {
   return lanes([&](int l) { return widen_f16(half_at(p, l)); });
 }
 
+// e4m3 codes as numbers, times 2^-8: their exponent and mantissa are those of an f16 number, whose bias is 8 more. Not
+// for the codes of NaN.
+inline Vec v_load_e4m3(const uint8_t* p) {
+  return lanes([&](int l) { return widen_f16(static_cast<uint16_t>((p[l] & 0x80) << 8 | (p[l] & 0x7f) << 7)); });
+}
+
 // Code planes: lane l of the 4-bit plane is at bit 32 * (l % 2) + 4 * (l / 2), of the others at bits * l.
 inline IVec i_codes8(const uint8_t* p) {
   return int_lanes([&](int l) { return static_cast<int32_t>(p[l]); });
 }
 inline IVec i_codes4(const uint8_t* p) {
   return int_lanes([&](int l) { return (p[4 * (l % 2) + l / 4] >> (4 * (l / 2 % 2))) & 15; });
+}
+// Eight numbers by the low three bits of 4-bit codes, minus where the highest is set.
+inline Vec v_pick_signed(const float* eight, IVec codes) {
+  return lanes([&](int l) { return (codes.i[l] & 8) != 0 ? -eight[codes.i[l] & 7] : eight[codes.i[l] & 7]; });
 }
 inline IVec i_codes2(const uint8_t* p) {
   return int_lanes([&](int l) { return (p[l / 4] >> (2 * (l % 4))) & 3; });

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/cpu/code_planes.h"
 #include "kernels/numerics/check.h"
 #include "kernels/ops/dequantise.h"
 #include "kernels/ops/small_floats.h"
@@ -19,13 +20,14 @@ void check_source(const MatrixSource& s) {
   kernel_check(error.empty(), error.c_str());
 }
 
-PanelView make_view(const MatrixSource& s) {
+PanelView make_view(const MatrixSource& s, ThreadPool* pool) {
+  if (kept_as_stored(s, pool)) return small_float_view(s);
   PanelView v;
   v.rows = s.rows;
   v.cols = s.cols;
   v.k_blocks = (s.cols + 15) / 16;
   if (s.format != WeightFormat::kMlxAffine) {
-    // Formats without a kernel of their own are kept as their values, in bf16 where that loses nothing.
+    // What no kernel reads as it is stored is kept as its values, in bf16 where that loses nothing.
     v.kind = s.format == WeightFormat::kF16 ? PanelKind::kF16 : exact_in_bf16(s) ? PanelKind::kBf16 : PanelKind::kF32;
     v.panel_bytes = v.k_blocks * kPanelRows * 16 * (v.kind == PanelKind::kF32 ? 4 : 2);
     return v;
@@ -90,25 +92,6 @@ void read_codes(const std::byte* row, int bits, int64_t block, uint8_t* codes) {
   }
 }
 
-void write_plane(const uint8_t* codes, int shift, int bits, uint8_t* out) {
-  uint64_t word = 0;
-  for (int l = 0; l < 16; ++l) {
-    const uint64_t part = (codes[l] >> shift) & ((1u << bits) - 1);
-    word |= part << (bits == 4 ? 32 * (l % 2) + 4 * (l / 2) : bits * l);
-  }
-  for (int i = 0; i < 2 * bits; ++i) out[i] = static_cast<uint8_t>(word >> (8 * i));
-}
-
-void write_codes(const uint8_t* codes, int bits, uint8_t* out) {
-  if (bits == 8) {
-    std::memcpy(out, codes, 16);
-    return;
-  }
-  const int low = bits >= 4 ? 4 : 2;
-  write_plane(codes, 0, low, out);
-  if (bits > low) write_plane(codes, low, bits - low, out + 2 * low);
-}
-
 void write_scale(const MatrixSource& s, const std::byte* from, int64_t index, bool bf16, uint8_t* out) {
   if (bf16) {
     std::memcpy(out, from + 2 * index, 2);
@@ -152,7 +135,8 @@ const CpuWeight::Segment& CpuWeight::segment_of_row(int64_t row) const {
   return segments_[i];
 }
 
-std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, BlockArena* arena, ThreadPool* pool) {
+std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, BlockArena* arena, ThreadPool* pool,
+                                       Fp4Tables* tables) {
   kernel_check(!blocks.empty(), "pack: no blocks");
   auto weight = std::make_unique<CpuWeight>();
   weight->cols_ = blocks[0].cols;
@@ -161,13 +145,17 @@ std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, Blo
     kernel_check(source.cols == weight->cols_, "pack: stacked blocks must have equal columns");
     if (source.rows == 0) continue;
     CpuWeight::Segment segment;
-    segment.view = make_view(source);
+    segment.view = make_view(source, pool);
     segment.first_row = weight->rows_;
     segment.first_panel = weight->panels_;
     segment.panels = (source.rows + kPanelRows - 1) / kPanelRows;
     segment.memory = arena->take(segment.panels * segment.view.panel_bytes);
     uint8_t* data = reinterpret_cast<uint8_t*>(segment.memory.data);
     segment.view.data = data;
+    if (segment.view.kind == PanelKind::kFp4) {
+      segment.values = tables->table(source, &weight->bytes_);
+      segment.view.values = segment.values->floats();
+    }
     const PanelView& view = segment.view;
     // 32 panels: the band of rows that EXL3 decodes together.
     pool->parallel_for(segment.panels, 32, [&](int64_t begin, int64_t end, int) {
@@ -176,6 +164,8 @@ std::unique_ptr<CpuWeight> pack_weight(std::span<const MatrixSource> blocks, Blo
         uint8_t* out = data + p * view.panel_bytes;
         if (view.kind == PanelKind::kAffine) {
           pack_affine_panel(source, view, p, out);
+        } else if (view.kind == PanelKind::kFp8 || view.kind == PanelKind::kFp4) {
+          pack_small_float_panel(source, view, p, out);
         } else if (!is_plain(source.format)) {
           pack_dequantised_panel(source, view, p, values, out);
         } else {

@@ -42,6 +42,42 @@ int affine_code(const std::byte* row, int64_t index, int bits) {
   return code;
 }
 
+// A number of 1 sign bit, `exponent` bits and the rest mantissa, without infinities.
+double small_float(int code, int exponent_bits, int mantissa_bits, int bias) {
+  const int mantissa = code & ((1 << mantissa_bits) - 1), exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1);
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                                         : std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits);
+  return (code >> (exponent_bits + mantissa_bits) & 1) != 0 ? -magnitude : magnitude;
+}
+
+double e4m3_value(std::byte code) {
+  const int bits = std::to_integer<int>(code);
+  return (bits & 127) == 127 ? std::nan("") : small_float(bits, 4, 3, 7);
+}
+
+// FP8 and FP4: value times scale is exact in double precision. The third factor's rounding there is finer than fp32's
+// can notice (dequantise.h), so the value is rounded once.
+float small_float_at(const MatrixSource& s, int64_t row, int64_t col) {
+  const int64_t r = s.first_row + row, c = s.first_col + col;
+  const std::byte* codes = s.data + r * s.row_bytes;
+  const double value = s.format == WeightFormat::kE4m3
+                           ? e4m3_value(codes[c])
+                           : small_float(std::to_integer<int>(codes[c / 2]) >> (c % 2 * 4) & 15, 2, 1, 1);
+  const std::byte* scales = s.scales + r / s.block_rows * s.scale_row_bytes;
+  const int64_t at = c / s.block_cols;
+  double scale = 0;
+  if (s.scale_format == WeightFormat::kE4m3) {
+    scale = e4m3_value(scales[at]);
+  } else if (s.scale_format == WeightFormat::kE8m0) {
+    const int code = std::to_integer<int>(scales[at]);
+    scale = code == 255 ? std::nan("") : std::ldexp(1.0, code - 127);
+  } else {
+    scale = static_cast<double>(plain_value(scales, at, s.scale_format));
+  }
+  const double global = static_cast<double>(s.global_scale), product = value * scale;
+  return static_cast<float>(s.divide_by_global ? product / global : product * global);
+}
+
 }  // namespace
 
 RefMatrix ref_dequantise(const MatrixSource& s) {
@@ -50,6 +86,10 @@ RefMatrix ref_dequantise(const MatrixSource& s) {
     for (int64_t c = 0; c < s.cols; ++c) {
       if (is_plain(s.format)) {
         out.at(r, c) = plain_value(s.data + r * s.row_bytes, c, s.format);
+        continue;
+      }
+      if (s.format == WeightFormat::kE4m3 || s.format == WeightFormat::kE2m1) {
+        out.at(r, c) = static_cast<double>(small_float_at(s, r, c));
         continue;
       }
       const float scale = plain_value(s.scales + r * s.scale_row_bytes, c / s.group, s.scale_format);

@@ -23,7 +23,7 @@ struct RefMatrix {
   double at(int64_t r, int64_t c) const { return v[static_cast<size_t>(r * cols + c)]; }
 };
 
-/// The fp32 values that a weight is by definition (contract, section 3), held as doubles.
+/// The fp32 values that a weight is by definition (contract, section 3), held as doubles. Not EXL3.
 RefMatrix ref_dequantise(const MatrixSource& source);
 
 /// [x.rows, w.rows]: out[r, n] = sum_k w[n, k] x[r, k]. If `magnitude` is set: the same with absolute values, for

@@ -14,9 +14,9 @@ std::span<const NamedCheck> all_checks() {
   static const std::vector<NamedCheck> checks = [] {
     std::vector<NamedCheck> all;
     for (const auto& part :
-         {numerics_checks(), vector_math_checks(), matmul_checks(), rowwise_checks(), attention_checks(),
-          delta_net_checks(), expert_checks(), state_checks(), mamba2_checks(), stream_checks(), latent_checks(),
-          shared_latent_checks(), block_checks(), golden_checks()}) {
+         {numerics_checks(), vector_math_checks(), matmul_checks(), small_float_checks(), rowwise_checks(),
+          attention_checks(), delta_net_checks(), expert_checks(), state_checks(), mamba2_checks(), stream_checks(),
+          latent_checks(), shared_latent_checks(), block_checks(), golden_checks()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
@@ -94,6 +94,46 @@ std::unique_ptr<OwnedMatrix> random_matrix(Random* random, int64_t rows, int64_t
       put_value(m->data.data() + i * value_bytes(format), random->wide(), format);
   }
   s.data = m->data.data();
+  return m;
+}
+
+std::unique_ptr<OwnedMatrix> random_small_floats(Random* random, int64_t rows, int64_t cols, WeightFormat format,
+                                                 WeightFormat scale_format, int64_t block_rows, int64_t block_cols,
+                                                 float global_scale, bool divide) {
+  auto m = std::make_unique<OwnedMatrix>();
+  MatrixSource& s = m->source;
+  s.format = format;
+  s.rows = rows;
+  s.cols = cols;
+  s.row_bytes = format == WeightFormat::kE4m3 ? cols : (cols + 1) / 2;
+  s.block_rows = block_rows;
+  s.block_cols = block_cols;
+  s.scale_format = scale_format;
+  s.global_scale = global_scale;
+  s.divide_by_global = divide;
+  m->data.resize(static_cast<size_t>(rows * s.row_bytes));
+  for (std::byte& b : m->data) {
+    const uint64_t bits = random->bits();
+    b = static_cast<std::byte>(format == WeightFormat::kE4m3 && (bits & 0x7f) == 0x7f ? bits ^ 1 : bits);
+  }
+  const bool bytes = scale_format == WeightFormat::kE4m3 || scale_format == WeightFormat::kE8m0;
+  const int64_t across = (cols - 1) / block_cols + 1, scales = ((rows - 1) / block_rows + 1) * across;
+  s.scale_row_bytes = across * (bytes ? 1 : value_bytes(scale_format));
+  m->scales.resize(static_cast<size_t>(scales * (bytes ? 1 : value_bytes(scale_format))));
+  for (int64_t i = 0; i < scales; ++i) {
+    const uint64_t bits = random->bits();
+    std::byte* at = m->scales.data() + i * (bytes ? 1 : value_bytes(scale_format));
+    if (scale_format == WeightFormat::kE8m0) {
+      // The ends of the range too: subnormal values, and large ones that a product still holds.
+      *at = static_cast<std::byte>(bits % 8 == 0 ? bits / 8 % 12 : 90 + bits / 8 % 70);
+    } else if (scale_format == WeightFormat::kE4m3) {
+      *at = static_cast<std::byte>((bits & 0x7f) == 0x7f ? bits ^ 1 : bits);
+    } else {
+      put_value(at, random->wide(), scale_format);
+    }
+  }
+  s.data = m->data.data();
+  s.scales = m->scales.data();
   return m;
 }
 

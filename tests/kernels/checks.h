@@ -56,6 +56,11 @@ struct OwnedMatrix {
 std::unique_ptr<OwnedMatrix> random_matrix(Random* random, int64_t rows, int64_t cols, WeightFormat format,
                                            int bits = 0, int group = 0,
                                            WeightFormat scale_format = WeightFormat::kBf16);
+/// Random FP8 (kE4m3) or FP4 (kE2m1) weights: every code but NaN's, finite scales in one of the formats of scales, one
+/// for block_rows x block_cols.
+std::unique_ptr<OwnedMatrix> random_small_floats(Random* random, int64_t rows, int64_t cols, WeightFormat format,
+                                                 WeightFormat scale_format, int64_t block_rows, int64_t block_cols,
+                                                 float global_scale = 1.0f, bool divide = false);
 /// The same values as fp32.
 std::unique_ptr<OwnedMatrix> as_f32(const MatrixSource& source);
 
@@ -81,6 +86,7 @@ double relative_error(const std::vector<float>& a, const RefMatrix& b, double fl
 std::vector<NamedCheck> numerics_checks();
 std::vector<NamedCheck> vector_math_checks();
 std::vector<NamedCheck> matmul_checks();
+std::vector<NamedCheck> small_float_checks();
 std::vector<NamedCheck> rowwise_checks();
 std::vector<NamedCheck> attention_checks();
 std::vector<NamedCheck> delta_net_checks();
@@ -93,6 +99,8 @@ std::vector<NamedCheck> shared_latent_checks();
 std::vector<NamedCheck> block_checks();
 std::vector<NamedCheck> golden_checks();
 
+/// Of products with FP8 and FP4 weights of every layout, for the golden checks (small_float_checks.cc).
+uint64_t small_floats_hash(Ops& ops);
 /// Of the router's and the experts' results on fixed inputs, for the golden checks (expert_checks.cc).
 uint64_t router_hash(Ops& ops);
 uint64_t experts_hash(Ops& ops);

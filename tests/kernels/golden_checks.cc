@@ -26,7 +26,7 @@ constexpr Golden kGolden[] = {
     {"streams", 0x2c7f079a23658441},         {"chosen_keys", 0x5a5228cda206f057},
     {"kimi_delta", 0xc1dabf0a9abc9b18},      {"hyper_streams", 0xa15abd5166b694b4},
     {"latents", 0x53f0780f7a37a15c},         {"shared_latents", 0xacdeb34fa106ddcc},
-    {"block", 0x5ac0fbbc75d73b95},
+    {"block", 0x5ac0fbbc75d73b95},           {"small_floats", 0x00eb4a435d069f8e},
 };
 
 void compare(Checker& c, const std::string& variant, const std::string& name, uint64_t hash) {
@@ -144,6 +144,7 @@ void golden_ops(Checker& c) {
     compare(c, v.name, "matmul_f32", matmul_hash(ops, WeightFormat::kF32, {{0, 0}}));
     compare(c, v.name, "matmul_bf16", matmul_hash(ops, WeightFormat::kBf16, {{0, 0}}));
     compare(c, v.name, "matmul_f16", matmul_hash(ops, WeightFormat::kF16, {{0, 0}}));
+    compare(c, v.name, "small_floats", small_floats_hash(ops));
     compare(c, v.name, "matmul_affine",
             matmul_hash(ops, WeightFormat::kMlxAffine, {{2, 32}, {3, 64}, {4, 128}, {5, 32}, {6, 64}, {8, 128}}));
     Random random(62);

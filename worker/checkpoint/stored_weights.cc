@@ -333,10 +333,44 @@ int64_t stored_elements(const StoredModule& stored, const TensorInfo& values) {
   return stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4 ? 2 * bytes : bytes;
 }
 
-int64_t stored_value_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored) {
-  if (stored.kind == StoredKind::kExl3 || !stored.global_scale.empty()) return 4;
+namespace {
+
+// FP8 and FP4 as they are stored, each row with its own scales: bytes for FP4 and where they are e8m0, else fp32. A
+// global scale comes with a table of what codes stand for. EXL3 as fp32.
+int64_t cpu_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
+                  const TensorInfo& values) {
+  constexpr int64_t kFp4Table = 8192;
+  const int64_t count = stored_elements(stored, values);
   const TensorInfo* scales = source.find(module + std::string(stored.scales));
-  return stored.kind != StoredKind::kFp8 || (scales != nullptr && is_e8m0(scales->dtype)) ? 2 : 4;
+  if (stored.kind == StoredKind::kExl3) return 4 * count;
+  if (stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4) {
+    return count / 2 + (scales == nullptr ? 0 : scales->elements()) + (stored.global_scale.empty() ? 0 : kFp4Table);
+  }
+  const int64_t rows = values.shape.empty() ? 1 : values.elements() / std::max<int64_t>(values.shape.back(), 1);
+  const int64_t groups = scales == nullptr || scales->shape.size() < 2 ? 1 : scales->shape.back();
+  return count + rows * groups * (scales != nullptr && is_e8m0(scales->dtype) ? 1 : 4);
+}
+
+// kernels/cuda/cuda_weight.h: 64 columns of 16 rows are a stage, FP8 with four bytes a row and 64 columns (32 where
+// blocks are as short), FP4 with a byte a row and 16 columns and 16 bytes besides. EXL3 as bf16.
+int64_t cuda_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
+                   const TensorInfo& values) {
+  constexpr int64_t kStage = 64 * 16;
+  const int64_t count = stored_elements(stored, values);
+  if (stored.kind == StoredKind::kExl3) return 2 * count;
+  if (stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4) return count * (512 + 64 + 16) / kStage;
+  const TensorInfo* scales = source.find(module + std::string(stored.scales));
+  const bool short_blocks = scales != nullptr && scales->shape.size() == 2 && values.shape.size() == 2 &&
+                            scales->shape[1] * 64 > values.shape[1];
+  return count * (1024 + (short_blocks ? 128 : 64)) / kStage;
+}
+
+}  // namespace
+
+int64_t stored_memory_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
+                            const TensorInfo& values, MemoryOf memory) {
+  return memory == MemoryOf::kCuda ? cuda_bytes(source, module, stored, values)
+                                   : cpu_bytes(source, module, stored, values);
 }
 
 std::string stored_label(const StoredModule& stored, const TensorInfo& values) {
