@@ -4,6 +4,7 @@
 
 #include <cuda_fp8.h>
 
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_layout.h"
 #include "kernels/cuda/attention_mma.cuh"
 #include "kernels/cuda/device.h"
@@ -315,6 +316,36 @@ __device__ __forceinline__ void write_queries(const AttentionParams& p, const Ti
       if (writes_state && (lane & 3) == 0) p.part_state[index] = state[half];
     }
   }
+}
+
+// What launches share (attention.cu). ---------------------------------------------------------------------------------
+
+/// States of splits that are kept at a time, in floats (48 MiB: most of it stays in the L2 cache of a large GPU); more
+/// splits take several launches.
+inline constexpr int64_t kPartFloats = int64_t{12} << 20;
+inline constexpr int64_t kFewestSplits = 4;
+inline constexpr int64_t kMostSplits = 65535;  // of a grid
+
+struct AttentionLimits {
+  int multiprocessors = 1;
+  int shared_bytes = 48 * 1024;
+  bool clusters = false;
+};
+AttentionLimits attention_limits();
+/// Of so many queries (rows and heads); sizes only, no bit of a result depends on it.
+int splits_at_a_time(int64_t splits, int64_t queries, int dim);
+
+class PagedKvCache;
+/// Null if the arguments can be launched, otherwise what is wrong.
+const char* attention_refusal(const PagedKvCache& cache, int64_t layer, const DeviceRows& rows,
+                              const CudaAttentionArgs& args);
+/// All but tiles, splits and workspace.
+AttentionParams attention_params(const PagedKvCache& cache, int64_t layer, const DeviceRows& rows,
+                                 const CudaAttentionArgs& args);
+/// Most query heads of a key/value head.
+int64_t most_heads_per_kv(const AttentionParams& p);
+inline bool attention_aligned(const void* p, int64_t stride, int64_t of) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % of == 0;
 }
 
 // Launches of the two kernel families (attention_tile.cu, attention_narrow.cu).
