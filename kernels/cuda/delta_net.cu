@@ -10,6 +10,7 @@
 #include "kernels/cuda/delta_net.h"
 #include "kernels/cuda/delta_net_row.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/short_conv.h"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -193,6 +194,24 @@ class State : public CudaRecurrentState {
   cudaStream_t stream_;
 };
 
+// A state of `bytes` zeros, or null with `wrong`, or what the device said, told.
+std::unique_ptr<CudaRecurrentState> make_state(int64_t bytes, const std::string& wrong, cudaStream_t stream,
+                                               std::string* error) {
+  if (!wrong.empty()) {
+    if (error != nullptr) {
+      *error = wrong;
+    } else {
+      cuda_ok(cudaErrorInvalidValue, wrong.c_str());
+    }
+    return nullptr;
+  }
+  void* memory = device_allocate(bytes, "memory of a recurrent state");
+  if (memory == nullptr) return nullptr;
+  auto state = std::make_unique<State>(static_cast<float*>(memory), bytes, stream);
+  state->reset();
+  return state;
+}
+
 std::string shape_error(const DeltaNetShape& s) {
   if (s.dk != 32 && s.dk != 64 && s.dk != 128) {
     return "gated delta net: key heads of " + std::to_string(s.dk) + " dims; the CUDA kernels have 32, 64 and 128";
@@ -249,20 +268,12 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const DeltaNetShape& shape, cudaStream_t stream,
                                                                std::string* error) {
   const std::string wrong = shape_error(shape);
-  if (!wrong.empty()) {
-    if (error != nullptr) {
-      *error = wrong;
-    } else {
-      cuda_ok(cudaErrorInvalidValue, wrong.c_str());
-    }
-    return nullptr;
-  }
-  const int64_t bytes = 4 * shape.v_heads * state_layout(shape).head;
-  void* memory = device_allocate(bytes, "memory of a recurrent state");
-  if (memory == nullptr) return nullptr;
-  auto state = std::make_unique<State>(static_cast<float*>(memory), bytes, stream);
-  state->reset();
-  return state;
+  return make_state(wrong.empty() ? 4 * shape.v_heads * state_layout(shape).head : 0, wrong, stream, error);
+}
+
+std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const ShortConvShape& shape, cudaStream_t stream,
+                                                               std::string* error) {
+  return make_state(4 * short_conv_layout(shape).words, short_conv_shape_error(shape), stream, error);
 }
 
 int64_t cuda_delta_net_workspace(const DeviceRows& rows, const DeltaNetShape& shape) {
@@ -294,6 +305,7 @@ void cuda_delta_net(cudaStream_t stream, const DeviceRows& rows, const CudaDelta
   p.v_heads = static_cast<int32_t>(s.v_heads);
   p.dk = static_cast<int32_t>(s.dk);
   p.dv = static_cast<int32_t>(s.dv);
+  p.sigmoid_gate = args.sigmoid_gate;
   p.eps = args.eps;
   p.q_scale = 1.0f / std::sqrt(static_cast<float>(s.dk));
   p.qkv = args.qkv;
