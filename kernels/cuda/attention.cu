@@ -117,7 +117,9 @@ __global__ void __launch_bounds__(64) fold_kernel(const __grid_constant__ Attent
   p.out[row * p.out_stride + column] = __float2bfloat16_rn(value);
 }
 
-bool launch_fold(cudaStream_t stream, int dim, const AttentionParams& p) {
+}  // namespace
+
+bool launch_attention_fold(cudaStream_t stream, int dim, const AttentionParams& p) {
   const unsigned threads = dim < 64 ? static_cast<unsigned>(dim) : 64;
   const dim3 grid(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.heads), static_cast<unsigned>(dim) / threads);
   const bool few = p.split_count <= 8;
@@ -127,6 +129,8 @@ bool launch_fold(cudaStream_t stream, int dim, const AttentionParams& p) {
                              : (few ? fold_kernel<256, 4> : fold_kernel<256, 32>);
   return launch_kernel(kernel, grid, dim3(threads), 0, stream, "fold of attention splits", p);
 }
+
+namespace {
 
 /// Cuts the queries into tiles of this many.
 void set_tiles(AttentionParams* p, int64_t heads_per_kv, int queries) {
@@ -302,7 +306,7 @@ void cuda_attention(cudaStream_t stream, const CudaKvCache& kv_cache, int64_t la
       launched = launch_attention_tile(stream, dim, cache.fp8(), p, grid, warps, limits.shared_bytes);
     }
     if (!launched) return;
-    if (!cut.whole && !launch_fold(stream, dim, p)) return;
+    if (!cut.whole && !launch_attention_fold(stream, dim, p)) return;
   }
 }
 

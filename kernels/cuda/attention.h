@@ -72,5 +72,11 @@ int64_t cuda_block_attention_workspace(const DeviceRows& rows, int64_t heads, in
 /// Rows of no group get zeros.
 void cuda_block_attention(cudaStream_t stream, const CudaKvCache& cache, int64_t layer, const DeviceRows& rows,
                           const CudaBlockAttentionArgs& args);
+/// Ops::sparse_attention: of each row over the tokens of its windows in `selected` [rows, most], of `tokens` each, and
+/// those after its last whole one. A row that chose all of its windows has cuda_attention's bits.
+int64_t cuda_sparse_attention_workspace(const DeviceRows& rows, int64_t heads, int64_t head_dim, int64_t most,
+                                        int64_t tokens);
+void cuda_sparse_attention(cudaStream_t stream, const CudaKvCache& cache, int64_t layer, const DeviceRows& rows,
+                           const CudaAttentionArgs& args, DeviceMatrix selected, int64_t tokens);
 
 }  // namespace tensorfold

@@ -39,6 +39,9 @@ struct AttentionParams {
   // Between launches: the fold of the splits so far, [row][head]([padded head_dim]) and [row][head][4].
   float* run_o;
   SoftmaxState* run_state;
+  // Attention over chosen keys: page * 64 + token of each row's, ascending positions; null: all up to the row's own.
+  const int32_t* chosen;
+  int64_t chosen_stride;
   float* scratch;  // whole mode at head_dim 256: a block's folded accumulators
   float factor;    // scale * log2(e)
   int rows, max_groups, heads, head_dim, kv_heads;
@@ -360,6 +363,8 @@ int attention_tile_max_warps(int dim, int shared_limit);
 /// bf16, head dimensions 128 and 256.
 bool launch_attention_window(cudaStream_t stream, int dim, const AttentionParams& p, dim3 grid, int tiles,
                              bool cluster);
+/// The fold of the splits of a launch, where a block did not walk them all.
+bool launch_attention_fold(cudaStream_t stream, int dim, const AttentionParams& p);
 /// Blocks of one tile of 16 queries and one split.
 bool launch_attention_narrow(cudaStream_t stream, int dim, bool fp8, const AttentionParams& p, dim3 grid,
                              int shared_limit);

@@ -20,6 +20,7 @@
 namespace tensorfold {
 
 inline constexpr int64_t kMostGraphRows = 64;
+inline constexpr int64_t kMostNormColumns = 16384;
 inline constexpr int64_t kBatchBytes = int64_t{8} << 20;  // of a kept run's rows and page tables
 
 class CudaVector : public Vector {
@@ -296,7 +297,15 @@ class CudaOps : public Ops, public CudaStreamOps {
   void flush() override {
     if (!held_) return;
     held_ = false;
-    cuda_sum_norm(stream_, held_sum_, held_residual_, nullptr, 0, {}, {});
+    // Wider than any norm (several streams at once): in pieces, each element by itself.
+    for (int64_t first = 0; first < held_residual_.cols; first += kMostNormColumns) {
+      CudaTreeSum sum = held_sum_;
+      DeviceMatrix residual = held_residual_;
+      for (int i = 0; i < sum.part_count; ++i) sum.parts[i] += first;
+      residual.data += first;
+      residual.cols = std::min(kMostNormColumns, held_residual_.cols - first);
+      cuda_sum_norm(stream_, sum, residual, nullptr, 0, {}, {});
+    }
   }
   void silu_mul(Tensor gate_up, Tensor out) override {
     flush();
@@ -399,6 +408,24 @@ class CudaOps : public Ops, public CudaStreamOps {
   }
   void delta_net(const DeltaNetArgs& in) override;
   void mamba2(const Mamba2Args& in) override;
+
+  // Paged rows, residuals of several streams, attention over chosen keys (cuda_streams.cc).
+  bool supports_row_caches() const override { return true; }
+  std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override;
+  void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;
+  bool supports_gated_streams() const override { return true; }
+  void scaled_silu(Tensor x, float scale) override;
+  void mix_streams(const MixStreamsArgs& in) override;
+  void inject_streams(const InjectStreamsArgs& in) override;
+  void gate_streams(const GateStreamsArgs& in) override;
+  void short_conv(const ShortConvArgs& in) override;
+  void embed_ngrams(const EmbedNgramsArgs& in) override;
+  void pool_means(RowCache& cache, const PoolMeansArgs& in) override;
+  void select_windows(const RowCache& cache, const SelectWindowsArgs& in) override;
+  void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& in, Tensor selected,
+                        int64_t tokens) override;
+  void hyper_collapse(const HyperArgs& in) override;
+  void hyper_expand(const HyperArgs& in) override;
 
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
   std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) override;

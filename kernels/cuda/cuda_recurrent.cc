@@ -2,12 +2,16 @@
 #include "kernels/cuda/cuda_ops_impl.h"
 #include "kernels/cuda/delta_net.h"
 #include "kernels/cuda/mamba2.h"
+#include "kernels/cuda/short_conv.h"
 
 namespace tensorfold {
 
 bool CudaOps::supports_state(const StateShape& shape) const {
   if (const auto* delta = std::get_if<DeltaNetShape>(&shape); delta != nullptr) {
     return !delta->channel_decay && delta_net_shape_error(*delta).empty();
+  }
+  if (const auto* conv = std::get_if<ShortConvShape>(&shape); conv != nullptr) {
+    return short_conv_shape_error(*conv).empty();
   }
   const auto* mamba2 = std::get_if<Mamba2Shape>(&shape);
   return mamba2 != nullptr && mamba2_shape_error(*mamba2).empty();
@@ -18,6 +22,8 @@ std::unique_ptr<RecurrentState> CudaOps::make_recurrent_state(const StateShape& 
   std::unique_ptr<RecurrentState> state;
   if (const auto* delta = std::get_if<DeltaNetShape>(&shape); delta != nullptr) {
     state = CudaRecurrentState::create(*delta, stream_);
+  } else if (const auto* conv = std::get_if<ShortConvShape>(&shape); conv != nullptr) {
+    state = CudaRecurrentState::create(*conv, stream_);
   } else {
     state = CudaRecurrentState::create(std::get<Mamba2Shape>(shape), stream_);
   }
@@ -40,6 +46,7 @@ void CudaOps::delta_net(const DeltaNetArgs& in) {
   args.a_log = vector_data(in.a_log);
   args.dt_bias = vector_data(in.dt_bias);
   args.norm = vector_data(in.norm);
+  args.sigmoid_gate = in.sigmoid_gate;
   args.k_head_of = head_map(in.shape->k_head_of);
   args.eps = in.eps;
   args.out = input_of(in.out);

@@ -247,6 +247,7 @@ void cuda_delta_net(cudaStream_t stream, const DeviceRows& rows, const CudaDelta
   p.v_heads = static_cast<int32_t>(s.v_heads);
   p.dk = static_cast<int32_t>(s.dk);
   p.dv = static_cast<int32_t>(s.dv);
+  p.sigmoid_gate = args.sigmoid_gate;
   p.eps = args.eps;
   p.q_scale = 1.0f / std::sqrt(static_cast<float>(s.dk));
   p.qkv = args.qkv;

@@ -22,7 +22,8 @@ struct CudaDeltaNetArgs {
   const float* norm = nullptr;         // [dv]
   const int32_t* k_head_of = nullptr;  // [v_heads], device memory
   float eps = 1e-6f;
-  DeviceInput out;             // bf16 [rows, v_heads * dv]: rms(y, norm) * silu(z)
+  bool sigmoid_gate = false;
+  DeviceInput out;             // bf16 [rows, v_heads * dv]: rms(y, norm) * silu(z), or * sigmoid(z)
   float* workspace = nullptr;  // at least cuda_delta_net_workspace() floats
 };
 int64_t cuda_delta_net_workspace(const DeviceRows& rows, const DeltaNetShape& shape);

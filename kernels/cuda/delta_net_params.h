@@ -25,7 +25,8 @@ struct DeltaParams {
   int32_t v_heads = 0;
   int32_t dk = 0;
   int32_t dv = 0;
-  int32_t parts = 1;  // blocks that share a value head's columns
+  int32_t parts = 1;          // blocks that share a value head's columns
+  bool sigmoid_gate = false;  // of the output, else silu
   float eps = 0.0f;
   float q_scale = 0.0f;
   DeviceMatrix qkv, z, b, a;

@@ -97,7 +97,7 @@ __device__ __forceinline__ void delta_load_row(const float* from, int dv, int la
   }
 }
 
-/// out = y * rsqrt(mean y^2 + eps) * norm * silu(z) of one row and head: a warp.
+/// out = y * rsqrt(mean y^2 + eps) * norm * silu(z), or sigmoid(z), of one row and head: a warp.
 __device__ __forceinline__ void delta_output(const DeltaParams& p, int64_t row, int head, int lane,
                                              const float4 (&y)[2], const float4 (&z)[2]) {
   const float squares = add_squares(y[1], add_squares(y[0], 0.0f));
@@ -109,8 +109,8 @@ __device__ __forceinline__ void delta_output(const DeltaParams& p, int64_t row, 
     const int piece = lane + 32 * j;
     if (piece >= p.dv / 4) continue;
     const float4 w = *reinterpret_cast<const float4*>(p.norm + piece * 4);
-    const auto one = [scale](float value, float weight, float gate) {
-      return __fmul_rn(__fmul_rn(__fmul_rn(value, scale), weight), silu(gate));
+    const auto one = [scale, &p](float value, float weight, float gate) {
+      return __fmul_rn(__fmul_rn(__fmul_rn(value, scale), weight), p.sigmoid_gate ? sigmoid(gate) : silu(gate));
     };
     union {
       __nv_bfloat162 pair[2];

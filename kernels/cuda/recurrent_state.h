@@ -23,6 +23,9 @@ class CudaRecurrentState : public RecurrentState {
                                                     std::string* error = nullptr);
   static std::unique_ptr<CudaRecurrentState> create(const Mamba2Shape& shape, cudaStream_t stream,
                                                     std::string* error = nullptr);
+  /// A dilated convolution's: short_conv_shape_error().
+  static std::unique_ptr<CudaRecurrentState> create(const ShortConvShape& shape, cudaStream_t stream,
+                                                    std::string* error = nullptr);
   virtual float* data() const = 0;
 };
 

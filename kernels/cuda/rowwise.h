@@ -36,6 +36,8 @@ void cuda_silu_mul(cudaStream_t stream, DeviceMatrix gate_up, DeviceMatrix out_f
 void cuda_sigmoid_mul(cudaStream_t stream, DeviceMatrix x, DeviceMatrix gate);
 /// x = max(x, 0)^2, NaN kept.
 void cuda_relu_squared(cudaStream_t stream, DeviceMatrix x);
+/// x = silu(x * scale), in place.
+void cuda_scaled_silu(cudaStream_t stream, DeviceMatrix x, float scale);
 /// Rounds to bf16 (nearest even).
 void cuda_to_input(cudaStream_t stream, DeviceMatrix x, DeviceInput out);
 void cuda_from_input(cudaStream_t stream, DeviceInput x, DeviceMatrix out);
