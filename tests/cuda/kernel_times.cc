@@ -22,6 +22,7 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/rowwise_norm.h"
+#include "kernels/ops/block_ops.h"
 
 namespace tensorfold {
 namespace {
@@ -349,6 +350,26 @@ struct AttentionTensors {
   Halves out;
 };
 
+// A block of drafted rows over the whole context, and over a window of it.
+void time_block(Times* times, const std::string& name, const CudaKvCache& cache, int64_t layers, const Pass& pass,
+                const AttentionTensors& tensors, const CudaAttentionArgs& attention) {
+  CudaBlockAttentionArgs args;
+  args.common = attention;
+  args.common.gate = {};
+  args.k = tensors.part(2 * kHeads * kHeadDim, kKvHeads * kHeadDim);
+  args.v = tensors.part(2 * kHeads * kHeadDim + kKvHeads * kHeadDim, kKvHeads * kHeadDim);
+  for (const int64_t window : {int64_t{0}, int64_t{4096}}) {
+    const Buffer<float> workspace(cuda_block_attention_workspace(pass.rows, kHeads, kHeadDim, window));
+    args.common.workspace = workspace.data();
+    args.window = window;
+    const int64_t keys = window > 0 ? std::min(window, pass.rows.max_keys) : pass.rows.max_keys;
+    const double bytes = static_cast<double>(keys * cache.page_bytes() / cache.layers() / kPageTokens);
+    const double operations = 4.0 * static_cast<double>(tensors.rows * keys * kHeads * kHeadDim);
+    times->row(name + (window > 0 ? " window" : ""), tensors.rows, bytes, operations,
+               [&](int i) { cuda_block_attention(times->stream(), cache, i % layers, pass.rows, args); });
+  }
+}
+
 void time_attention(Times* times, int64_t context, CudaKvFormat format, const std::vector<int64_t>& rows_list) {
   const bool fp8 = format == CudaKvFormat::kFp8;
   std::string suffix = std::to_string(context / 1024);
@@ -399,6 +420,7 @@ void time_attention(Times* times, int64_t context, CudaKvFormat format, const st
     const double operations = 4.0 * keys * kHeads * kHeadDim;
     times->row("attention" + suffix, rows, static_cast<double>(layer_bytes), rows > 1 ? operations : 0,
                [&](int i) { cuda_attention(times->stream(), *cache, i % layers, pass.rows, args); });
+    if (rows == kMostBlockRows) time_block(times, "block attention" + suffix, *cache, layers, pass, tensors, args);
   }
 }
 

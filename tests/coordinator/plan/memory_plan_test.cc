@@ -116,7 +116,7 @@ TEST(MemoryPlan, CountsABlockDrafter) {
   planned.profile.compute.backend = "cuda";
   const MemoryPlan drafting = planned.plan();
   planned.profile.draft.kind = "copy";
-  const int64_t keys_and_values = 2 * kPageTokens * 2 * 4 * 8;  // layers, heads, values of a head
+  const int64_t keys_and_values = 2 * kPageTokens * 2 * 4 * 8;                      // layers, heads, values of a head
   EXPECT_EQ(drafting.page_bytes - planned.plan().page_bytes, keys_and_values * 2);  // bf16
   EXPECT_GT(bytes_of(drafting, "kept launches"), bytes_of(planned.plan(), "kept launches"));
   planned.profile.compute.backend = "cpu";
