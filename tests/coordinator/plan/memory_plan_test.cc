@@ -68,7 +68,8 @@ TEST(MemoryPlan, IsWhatTheRunnerAllocates) {
   }
 }
 
-// Protects: weights in FP8 and FP4 are planned as the CPU keeps them, which is not as numbers; and on a device as bf16.
+// Protects: weights in FP8 and FP4 are planned as backends keep them, which is not as numbers; EXL3 as numbers, of each
+// backend's width.
 TEST(MemoryPlan, KnowsWhatStoredFormatsTake) {
   for (const char* fixture : {"fp8_block", "fp8_tensor", "nvfp4_modelopt", "nvfp4_compressed_tensors", "exl3_mcg_4bit",
                               "deepseek_v4_quantised", "deepseek_v41"}) {
@@ -87,8 +88,8 @@ TEST(MemoryPlan, KnowsWhatStoredFormatsTake) {
     const int64_t on_device = bytes_of(planned.plan(), "weights");
     if (std::string(fixture).starts_with("exl3")) {
       EXPECT_GT(on_cpu, on_device) << fixture;
-    } else {
-      EXPECT_LT(on_cpu, on_device) << fixture;
+    } else {  // as they are stored, too
+      EXPECT_NEAR(static_cast<double>(on_device) / static_cast<double>(on_cpu), 1.0, 0.2) << fixture;
     }
   }
 }
