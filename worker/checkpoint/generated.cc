@@ -303,7 +303,7 @@ void GeneratedCheckpoint::list_mamba2(const std::string& prefix) {
   const int64_t width = m.heads * m.head_dim, channels = width + 2 * m.groups * m.state, taps = m.conv_kernel;
   add_linear(prefix + ".in_proj", width + channels + m.heads, config_.hidden_size);
   add_linear(prefix + ".out_proj", config_.hidden_size, width);
-  const bool mlx = config_.quantization.any();
+  const bool mlx = config_.quantization.standard.has_value();
   add_values(prefix + ".conv1d.weight", Dtype::kBf16,
              mlx ? std::vector<int64_t>{channels, taps, 1} : std::vector<int64_t>{channels, 1, taps}, -0.5f, 0.5f);
   if (m.conv_bias) add_values(prefix + ".conv1d.bias", Dtype::kBf16, {channels}, -0.5f, 0.5f);

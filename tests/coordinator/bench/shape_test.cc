@@ -117,16 +117,18 @@ TEST(ShapeBench, LongChunksBeginAtZero) {
 
 // Names of the shapes that ship are found wherever the program stands.
 TEST(ShapeBench, ShapesThatShipAreFoundByName) {
-  for (const char* name : {"qwen3.8-27b", "qwen3.5-2b", "llama-8b", "nemotron-3.5-lightning"})
+  for (const char* name : {"qwen3.8-27b", "qwen3.5-2b", "llama-8b", "nemotron-3.5-lightning"}) {
     EXPECT_TRUE(find_shape(name).ok()) << name;
+  }
 }
 
 // Every mistake is named with what there is instead.
 TEST(ShapeBench, BadOptionsAreNamed) {
   ShapeBenchOptions options = quick("qwen3_5", "mlx-4bit");
   options.shape = "qwen9";
-  EXPECT_THAT(message(run_shape_bench(options)),
-              AllOf(HasSubstr("qwen9"), HasSubstr("llama-8b, qwen3-30b-a3b, qwen3.5-2b, qwen3.8-27b")));
+  EXPECT_THAT(
+      message(run_shape_bench(options)),
+      AllOf(HasSubstr("qwen9"), HasSubstr("llama-8b, nemotron-3.5-lightning, qwen3-30b-a3b, qwen3.5-2b, qwen3.8-27b")));
   options.shape = "/nonexistent/shape.json";
   EXPECT_THAT(message(run_shape_bench(options)), HasSubstr("no such file"));
   options.shape = TENSORFOLD_SOURCE_DIR "/tests/fixtures/refuse_awq/config.json";
