@@ -35,10 +35,10 @@ constexpr std::array<Format, 5> kFormats = {
     Format{"mlx-8bit", "quantization", R"({"group_size": 64, "bits": 8, "mode": "affine"})"},
     Format{"nvfp4", "quantization_config",
            R"({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16,
-               "ignore": ["lm_head", "*embed_tokens", "*mlp.gate", "*shared_expert_gate"]})"},
+               "ignore": ["lm_head", "*embed_tokens", "*mlp.gate", "*mixer.gate", "*embeddings", "*shared_expert_gate"]})"},
     Format{"fp8", "quantization_config",
            R"({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic",
-               "modules_to_not_convert": ["lm_head", "*embed_tokens", "*mlp.gate", "*shared_expert_gate"]})"}};
+               "modules_to_not_convert": ["lm_head", "*embed_tokens", "*mlp.gate", "*mixer.gate", "*embeddings", "*shared_expert_gate"]})"}};
 
 // splitmix64, by counter: any number without those before it.
 uint64_t mixed(uint64_t seed, uint64_t index) {
