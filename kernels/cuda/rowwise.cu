@@ -138,7 +138,7 @@ struct BlockConvOp {
   DeviceMatrix x;
   DeviceMatrix dynamic;
   const float* base;
-  Out out;
+  EachOut out;
   int taps;
   int channels;  // that share a row's taps
   template <int W>
@@ -343,7 +343,7 @@ void cuda_block_conv(cudaStream_t stream, const DeviceRows& rows, const CudaBloc
   const bool fours =
       width % 4 == 0 && by_fours(conv.x) && aligned_to(conv.base, 16) && by_fours(conv.out_f) && by_fours(conv.out_b);
   run_each(stream, "block_conv", conv.x.rows, width, fours,
-           BlockConvOp{rows.group_of, rows.groups, conv.x, conv.dynamic, conv.base, make_out(conv.out_f, conv.out_b),
+           BlockConvOp{rows.group_of, rows.groups, conv.x, conv.dynamic, conv.base, each_out(conv.out_f, conv.out_b),
                        static_cast<int>(conv.taps), static_cast<int>(conv.group)});
 }
 
