@@ -229,6 +229,7 @@ class CudaOps : public Ops, public CudaStreamOps {
   void matmul_many(std::span<const MatmulJob> jobs) override {
     flush();
     std::array<CudaMatmulJob, 8> launch;
+    const std::vector<DeviceInput> inputs = rounded_inputs(jobs);
     for (size_t first = 0; first < jobs.size(); first += launch.size()) {
       const size_t count = std::min(launch.size(), jobs.size() - first);
       for (size_t i = 0; i < count; ++i) {
@@ -236,7 +237,7 @@ class CudaOps : public Ops, public CudaStreamOps {
         kernel_check(job.x.cols == job.weight->in_features() && job.out.cols == job.weight->out_features() &&
                          job.x.rows == job.out.rows,
                      "matmul: shapes differ");
-        launch[i] = {&cuda_weight(*job.weight), rounded(job.x), matrix_of(job.out)};
+        launch[i] = {&cuda_weight(*job.weight), inputs[first + i], matrix_of(job.out)};
       }
       cuda_matmul(stream_, std::span<const CudaMatmulJob>(launch.data(), count));
     }
@@ -324,6 +325,20 @@ class CudaOps : public Ops, public CudaStreamOps {
   void route(const RouteArgs& in) override;
   void experts(const ExpertsArgs& in) override;
 
+  // Latents (cuda_latents.cc).
+  bool supports_row_caches() const override { return true; }
+  std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override;
+  void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;
+  bool supports_latents() const override { return true; }
+  void layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out) override;
+  void silu_mul_limited(Tensor gate_up, float limit, Tensor out) override;
+  void rope_pairs(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table, bool back) override;
+  void hyper_collapse(const HyperArgs& args) override;
+  void hyper_expand(const HyperArgs& args) override;
+  void pool_rows(RowCache& cache, const PoolArgs& args) override;
+  void select_rows(const RowCache& cache, const SelectArgs& args) override;
+  void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override;
+
   // Positions.
   RopeTable rope_table(const RowBatch& rows, const Vector& inv_freq, double attention_factor) override {
     flush();
@@ -339,6 +354,10 @@ class CudaOps : public Ops, public CudaStreamOps {
   }
 
   // State.
+  bool supports_state(const StateShape& shape) const override {
+    const auto* delta = std::get_if<DeltaNetShape>(&shape);
+    return delta != nullptr && (!delta->channel_decay || delta_net_shape_error(*delta).empty());
+  }
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override {
     use_device();
     return CudaKvCache::create(layers, pages, kv_heads, head_dim,
@@ -405,6 +424,8 @@ class CudaOps : public Ops, public CudaStreamOps {
     args.norm = vector_data(in.norm);
     args.k_head_of = head_map(in.shape->k_head_of);
     args.eps = in.eps;
+    args.decay_floor = in.decay_floor;
+    args.sigmoid_gate = in.sigmoid_gate;
     args.out = input_of(in.out);
     args.workspace = static_cast<float*>(take(4 * cuda_delta_net_workspace(rows, *in.shape)));
     cuda_delta_net(stream_, rows, args);
@@ -460,6 +481,28 @@ class CudaOps : public Ops, public CudaStreamOps {
     const Tensor copy = scratch_input(x.rows, x.cols);
     cuda_to_input(stream_, matrix_of(x), input_of(copy));
     return input_of(copy);
+  }
+  // Inputs that are neighbouring columns of one tensor, the heads of a row, are rounded together.
+  std::vector<DeviceInput> rounded_inputs(std::span<const MatmulJob> jobs) {
+    std::vector<DeviceInput> inputs;
+    for (size_t first = 0, end = 0; first < jobs.size(); first = end) {
+      Tensor all = jobs[first].x;
+      for (end = first + 1; end < jobs.size() && !all.rounded; ++end) {
+        const Tensor next = jobs[end].x;
+        if (next.rounded || next.data != all.data + all.cols || next.rows != all.rows || next.stride != all.stride ||
+            all.cols % 8 != 0) {
+          break;
+        }
+        all.cols += next.cols;
+      }
+      DeviceInput part = rounded(all);
+      for (size_t i = first; i < end; ++i) {
+        part.cols = jobs[i].x.cols;
+        inputs.push_back(part);
+        part.data += part.cols;
+      }
+    }
+    return inputs;
   }
   static CudaTreeSum tree_of(std::span<const Tensor> parts, std::span<const AddStep> steps) {
     CudaTreeSum sum;
