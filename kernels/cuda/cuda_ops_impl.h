@@ -222,6 +222,7 @@ class CudaOps : public Ops, public CudaStreamOps {
     flush();
     cuda_embed(stream_, cuda_weight(table), device_rows(rows).tokens, matrix_of(out));
   }
+  int64_t largest_exact_number() const override { return 256; }  // bf16
   void matmul(const Weight& w, Tensor x, Tensor out) override {
     const MatmulJob job{&w, x, out};
     matmul_many({&job, 1});
