@@ -166,7 +166,7 @@ class CpuOps : public Ops {
   void inject_streams(const InjectStreamsArgs& args) override;
   void gate_streams(const GateStreamsArgs& args) override;
   void short_conv(const ShortConvArgs& args) override;
-  std::vector<int32_t> tokens_before(const RowBatch& rows, int64_t layer, int64_t count) override;
+  void embed_ngrams(const EmbedNgramsArgs& args) override;
   void pool_means(RowCache& cache, const PoolMeansArgs& args) override;
   void select_windows(const RowCache& cache, const SelectWindowsArgs& args) override;
   void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& args, Tensor selected,

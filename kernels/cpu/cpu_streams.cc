@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/numerics/check.h"
+#include "kernels/numerics/ngram_hash.h"
 #include "kernels/ops/stream_ops.h"
 
 namespace tensorfold {
@@ -87,16 +88,15 @@ CpuShortConvState& state_of(const RowBatch& rows, int64_t layer, size_t group) {
   return static_cast<CpuShortConvState&>(*rows.recurrent[static_cast<size_t>(layer)][group]);
 }
 
-}  // namespace
-
-std::vector<int32_t> CpuOps::tokens_before(const RowBatch& rows, int64_t layer, int64_t count) {
+// For each row the `count` tokens before it, newest first, -1 before the sequence's start.
+std::vector<int32_t> tokens_before(const RowBatch& rows, int64_t layer, int64_t count) {
   std::vector<int32_t> out(static_cast<size_t>(rows.rows() * count), -1);
   for (size_t i = 0; i < rows.groups.size(); ++i) {
     const RowGroup& g = rows.groups[i];
     CpuShortConvState& state = state_of(rows, layer, i);
     kernel_check(count <= state.shape().context && g.accepted <= state.kept && g.first_row >= 0 &&
                      g.first_row + g.rows <= rows.rows(),
-                 "tokens_before: more than the state keeps");
+                 "embed_ngrams: more tokens than the state keeps");
     // The sequence's last tokens before the group, oldest first, then the group's own.
     std::vector<int32_t> line;
     for (int64_t t = 0; t < state.shape().context; ++t) line.push_back(static_cast<int32_t>(state.tokens()[t]) - 1);
@@ -110,6 +110,33 @@ std::vector<int32_t> CpuOps::tokens_before(const RowBatch& rows, int64_t layer, 
     }
   }
   return out;
+}
+
+}  // namespace
+
+void CpuOps::embed_ngrams(const EmbedNgramsArgs& args) {
+  const NgramHeads& heads = *args.heads;
+  const int64_t rows = args.rows.rows(), context = static_cast<int64_t>(heads.multipliers.size()) - 1;
+  const int64_t count = static_cast<int64_t>(args.tables.size()), cols = count == 0 ? 0 : args.out.cols / count;
+  kernel_check(context >= 1 && args.first_head >= 0 && count >= 1 && args.out.rows == rows &&
+                   args.out.cols == count * cols &&
+                   args.first_head + count <= static_cast<int64_t>(heads.table_rows.size()) &&
+                   heads.backs(args.first_head + count - 1) <= context,
+               "embed_ngrams: shapes differ");
+  const std::vector<int32_t> before = tokens_before(args.rows, args.layer, context);
+  std::vector<int32_t> ids(static_cast<size_t>(rows));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t head = args.first_head + i;
+    for (int64_t r = 0; r < rows; ++r) {
+      ids[static_cast<size_t>(r)] =
+          ngram_row(args.rows.tokens[static_cast<size_t>(r)], static_cast<int>(heads.backs(head)),
+                    heads.multipliers.data(), heads.end_token, heads.table_rows[static_cast<size_t>(head)],
+                    [&](int back) { return before[static_cast<size_t>(r * context + back - 1)]; });
+    }
+    RowBatch batch;
+    batch.tokens = ids;
+    embed(*args.tables[static_cast<size_t>(i)], batch, args.out.columns(i * cols, cols));
+  }
 }
 
 void CpuOps::short_conv(const ShortConvArgs& args) {

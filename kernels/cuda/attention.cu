@@ -28,30 +28,8 @@
 namespace tensorfold {
 namespace {
 
-// States of splits that are kept at a time, in floats (48 MiB: most of it stays in the L2 cache of a large GPU); more
-// splits take several launches.
-constexpr int64_t kPartFloats = int64_t{12} << 20;
-constexpr int64_t kFewestSplits = 4;
-constexpr int64_t kMostSplits = 65535;  // of a grid
 // From this many queries a multiprocessor on, tiles alone fill the device.
 constexpr int64_t kWholeQueries = 64;
-
-struct DeviceLimits {
-  int multiprocessors = 1;
-  int shared_bytes = 48 * 1024;
-  bool clusters = false;
-};
-
-DeviceLimits device_limits() {
-  DeviceLimits limits;
-  int device = 0;
-  cuda_ok(cudaGetDevice(&device), "device of this thread");
-  cuda_ok(cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device), "device properties");
-  cuda_ok(cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-          "device properties");
-  limits.clusters = pdl_supported();  // both came with compute capability 9
-  return limits;
-}
 
 /// How a launch is cut; sizes only, no bit of a result depends on it.
 struct Cut {
@@ -60,17 +38,16 @@ struct Cut {
   int wave = 1;       // splits a launch, if not whole
 };
 
-Cut cut_of(const DeviceRows& rows, int64_t heads, int dim, const DeviceLimits& limits) {
+Cut cut_of(const DeviceRows& rows, int64_t heads, int dim, const AttentionLimits& limits) {
   Cut cut;
   cut.splits = static_cast<int>(std::max<int64_t>(1, (rows.max_keys + kKeySplit - 1) / kKeySplit));
   const int64_t queries = rows.rows * heads;
   cut.whole = cut.splits == 1 || queries >= kWholeQueries * limits.multiprocessors;
-  const int64_t fit = kPartFloats / std::max<int64_t>(1, queries * (dim + 2));
-  cut.wave = static_cast<int>(std::min({int64_t{cut.splits}, std::max(fit, kFewestSplits), kMostSplits}));
+  cut.wave = splits_at_a_time(cut.splits, queries, dim);
   return cut;
 }
 
-int64_t scratch_floats(int dim, const DeviceLimits& limits) {
+int64_t scratch_floats(int dim, const AttentionLimits& limits) {
   return dim == 256 ? int64_t{limits.multiprocessors} * kMaxTileWarps * 32 * (dim / 2) : 0;
 }
 
@@ -140,7 +117,9 @@ __global__ void __launch_bounds__(64) fold_kernel(const __grid_constant__ Attent
   p.out[row * p.out_stride + column] = __float2bfloat16_rn(value);
 }
 
-bool launch_fold(cudaStream_t stream, int dim, const AttentionParams& p) {
+}  // namespace
+
+bool launch_attention_fold(cudaStream_t stream, int dim, const AttentionParams& p) {
   const unsigned threads = dim < 64 ? static_cast<unsigned>(dim) : 64;
   const dim3 grid(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.heads), static_cast<unsigned>(dim) / threads);
   const bool few = p.split_count <= 8;
@@ -151,12 +130,61 @@ bool launch_fold(cudaStream_t stream, int dim, const AttentionParams& p) {
   return launch_kernel(kernel, grid, dim3(threads), 0, stream, "fold of attention splits", p);
 }
 
-bool aligned16(const void* p, int64_t stride, int64_t of) {
-  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % of == 0;
+namespace {
+
+/// Cuts the queries into tiles of this many.
+void set_tiles(AttentionParams* p, int64_t heads_per_kv, int queries) {
+  p->tile_queries = queries;
+  p->slots = static_cast<int>(tile_slots(p->rows, p->max_groups, heads_per_kv, queries));
+  p->works = p->slots * p->kv_heads;
 }
 
-/// Null if the arguments can be launched, otherwise what is wrong.
-const char* refusal(const PagedKvCache& cache, int64_t layer, const DeviceRows& rows, const CudaAttentionArgs& args) {
+/// Whether attention_window.cuh computes the splits, and how.
+struct WindowChoice {
+  int tiles = 0;  // of 16 queries a block; 0: another kernel
+  bool cluster = false;
+};
+
+/// The bounds are where it was measured to be faster than the other kernels on an H200 (24 q and 4 kv heads of 256).
+WindowChoice choose_window(const AttentionParams& p, const Cut& cut, int64_t heads_per_kv, int64_t queries, int dim,
+                           bool fp8, const AttentionLimits& limits) {
+  const bool walks = cut.whole && cut.splits > 1;
+  if (fp8 || dim < 128 || walks) return {};
+  const int tiles = queries <= 16 ? 1 : queries <= 48 ? 3 : 6;
+  const int64_t works = tile_slots(p.rows, p.max_groups, heads_per_kv, tiles * 16) * p.kv_heads;
+  const int64_t blocks = works * cut.splits;
+  const int64_t cluster_blocks = blocks * (dim / 64);
+  if (tiles == 1 && limits.clusters && 2 * cluster_blocks <= limits.multiprocessors &&
+      window_shared_bytes(dim, tiles, true) <= limits.shared_bytes) {
+    return {tiles, true};
+  }
+  if (cut.splits == 1 || window_shared_bytes(dim, tiles, false) > limits.shared_bytes) return {};
+  const bool enough = tiles == 6   ? 3 * blocks >= limits.multiprocessors
+                      : tiles == 3 ? blocks >= limits.multiprocessors
+                                   : blocks >= int64_t{8} * limits.multiprocessors;
+  return {enough ? tiles : 0, false};
+}
+
+}  // namespace
+
+AttentionLimits attention_limits() {
+  AttentionLimits limits;
+  int device = 0;
+  cuda_ok(cudaGetDevice(&device), "device of this thread");
+  cuda_ok(cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device), "device properties");
+  cuda_ok(cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "device properties");
+  limits.clusters = pdl_supported();  // both came with compute capability 9
+  return limits;
+}
+
+int splits_at_a_time(int64_t splits, int64_t queries, int dim) {
+  const int64_t fit = kPartFloats / std::max<int64_t>(1, queries * (dim + 2));
+  return static_cast<int>(std::min({splits, std::max(fit, kFewestSplits), kMostSplits}));
+}
+
+const char* attention_refusal(const PagedKvCache& cache, int64_t layer, const DeviceRows& rows,
+                              const CudaAttentionArgs& args) {
   if (layer < 0 || layer >= cache.layers()) return "attention: no such layer in the cache";
   if (args.head_dim != cache.head_dim()) return "attention: head dimension differs from the cache's";
   if (args.heads < 1 || args.heads > 65535 || static_cast<int64_t>(args.kv_head_of.size()) != args.heads) {
@@ -168,16 +196,16 @@ const char* refusal(const PagedKvCache& cache, int64_t layer, const DeviceRows& 
       return "attention: key/value heads of the heads must ascend and be in the cache";
     }
   }
-  if (!aligned16(args.q.data, args.q.stride, 4) || !aligned16(args.gate.data, args.gate.stride, 4) ||
-      !aligned16(args.out.data, args.out.stride, 8) || !aligned16(args.workspace, 0, 4)) {
+  if (!attention_aligned(args.q.data, args.q.stride, 4) || !attention_aligned(args.gate.data, args.gate.stride, 4) ||
+      !attention_aligned(args.out.data, args.out.stride, 8) || !attention_aligned(args.workspace, 0, 4)) {
     return "attention: rows must begin at multiples of 16 bytes";
   }
   if (rows.max_groups < 1 || rows.max_keys > (int64_t{1} << 30)) return "attention: groups or keys out of range";
   return nullptr;
 }
 
-AttentionParams params_of(const PagedKvCache& cache, int64_t layer, const DeviceRows& rows,
-                          const CudaAttentionArgs& args) {
+AttentionParams attention_params(const PagedKvCache& cache, int64_t layer, const DeviceRows& rows,
+                                 const CudaAttentionArgs& args) {
   AttentionParams p = {};
   p.q = args.q.data;
   p.q_stride = args.q.stride;
@@ -207,44 +235,15 @@ AttentionParams params_of(const PagedKvCache& cache, int64_t layer, const Device
   return p;
 }
 
-/// Cuts the queries into tiles of this many.
-void set_tiles(AttentionParams* p, int64_t heads_per_kv, int queries) {
-  p->tile_queries = queries;
-  p->slots = static_cast<int>(tile_slots(p->rows, p->max_groups, heads_per_kv, queries));
-  p->works = p->slots * p->kv_heads;
+int64_t most_heads_per_kv(const AttentionParams& p) {
+  int64_t most = 1;
+  for (int kv = 0; kv < p.kv_heads; ++kv) most = std::max<int64_t>(most, p.first_head[kv + 1] - p.first_head[kv]);
+  return most;
 }
-
-/// Whether attention_window.cuh computes the splits, and how.
-struct WindowChoice {
-  int tiles = 0;  // of 16 queries a block; 0: another kernel
-  bool cluster = false;
-};
-
-/// The bounds are where it was measured to be faster than the other kernels on an H200 (24 q and 4 kv heads of 256).
-WindowChoice choose_window(const AttentionParams& p, const Cut& cut, int64_t heads_per_kv, int64_t queries, int dim,
-                           bool fp8, const DeviceLimits& limits) {
-  const bool walks = cut.whole && cut.splits > 1;
-  if (fp8 || dim < 128 || walks) return {};
-  const int tiles = queries <= 16 ? 1 : queries <= 48 ? 3 : 6;
-  const int64_t works = tile_slots(p.rows, p.max_groups, heads_per_kv, tiles * 16) * p.kv_heads;
-  const int64_t blocks = works * cut.splits;
-  const int64_t cluster_blocks = blocks * (dim / 64);
-  if (tiles == 1 && limits.clusters && 2 * cluster_blocks <= limits.multiprocessors &&
-      window_shared_bytes(dim, tiles, true) <= limits.shared_bytes) {
-    return {tiles, true};
-  }
-  if (cut.splits == 1 || window_shared_bytes(dim, tiles, false) > limits.shared_bytes) return {};
-  const bool enough = tiles == 6   ? 3 * blocks >= limits.multiprocessors
-                      : tiles == 3 ? blocks >= limits.multiprocessors
-                                   : blocks >= int64_t{8} * limits.multiprocessors;
-  return {enough ? tiles : 0, false};
-}
-
-}  // namespace
 
 int64_t cuda_attention_workspace(const DeviceRows& rows, int64_t heads, int64_t head_dim) {
   const int dim = padded_head_dim(head_dim);
-  const DeviceLimits limits = device_limits();
+  const AttentionLimits limits = attention_limits();
   const Cut cut = cut_of(rows, heads, dim, limits);
   if (cut.splits == 1) return 0;
   // Enough for launches with fewer rows or keys too, which may be cut in another way.
@@ -259,18 +258,15 @@ void cuda_attention(cudaStream_t stream, const CudaKvCache& kv_cache, int64_t la
                     const CudaAttentionArgs& args) {
   const PagedKvCache& cache = static_cast<const PagedKvCache&>(kv_cache);
   if (rows.rows <= 0) return;
-  if (const char* wrong = refusal(cache, layer, rows, args); wrong != nullptr) {
+  if (const char* wrong = attention_refusal(cache, layer, rows, args); wrong != nullptr) {
     cuda_ok(cudaErrorInvalidValue, wrong);
     return;
   }
   const int dim = cache.padded_dim();
-  const DeviceLimits limits = device_limits();
+  const AttentionLimits limits = attention_limits();
   const Cut cut = cut_of(rows, args.heads, dim, limits);
-  AttentionParams p = params_of(cache, layer, rows, args);
-  int64_t heads_per_kv = 1;
-  for (int kv = 0; kv < p.kv_heads; ++kv) {
-    heads_per_kv = std::max<int64_t>(heads_per_kv, p.first_head[kv + 1] - p.first_head[kv]);
-  }
+  AttentionParams p = attention_params(cache, layer, rows, args);
+  const int64_t heads_per_kv = most_heads_per_kv(p);
   // Queries of a group and kv head, on average; tiles of that many read each key once.
   const int64_t groups = std::min(rows.max_groups, rows.rows);
   const int64_t queries = (rows.rows * heads_per_kv + groups - 1) / groups;
@@ -310,7 +306,7 @@ void cuda_attention(cudaStream_t stream, const CudaKvCache& kv_cache, int64_t la
       launched = launch_attention_tile(stream, dim, cache.fp8(), p, grid, warps, limits.shared_bytes);
     }
     if (!launched) return;
-    if (!cut.whole && !launch_fold(stream, dim, p)) return;
+    if (!cut.whole && !launch_attention_fold(stream, dim, p)) return;
   }
 }
 

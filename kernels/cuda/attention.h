@@ -61,4 +61,11 @@ int64_t cuda_attention_workspace(const DeviceRows& rows, int64_t heads, int64_t 
 void cuda_attention(cudaStream_t stream, const CudaKvCache& cache, int64_t layer, const DeviceRows& rows,
                     const CudaAttentionArgs& args);
 
+/// Ops::sparse_attention: of each row over the tokens of its windows in `selected` [rows, most], of `tokens` each, and
+/// those after its last whole one. A row that chose all of its windows has cuda_attention's bits.
+int64_t cuda_sparse_attention_workspace(const DeviceRows& rows, int64_t heads, int64_t head_dim, int64_t most,
+                                        int64_t tokens);
+void cuda_sparse_attention(cudaStream_t stream, const CudaKvCache& cache, int64_t layer, const DeviceRows& rows,
+                           const CudaAttentionArgs& args, DeviceMatrix selected, int64_t tokens);
+
 }  // namespace tensorfold

@@ -4,6 +4,7 @@
 
 #include <cuda_fp8.h>
 
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_layout.h"
 #include "kernels/cuda/attention_mma.cuh"
 #include "kernels/cuda/device.h"
@@ -38,6 +39,9 @@ struct AttentionParams {
   // Between launches: the fold of the splits so far, [row][head]([padded head_dim]) and [row][head][4].
   float* run_o;
   SoftmaxState* run_state;
+  // Attention over chosen keys: page * 64 + token of each row's, ascending positions; null: all up to the row's own.
+  const int32_t* chosen;
+  int64_t chosen_stride;
   float* scratch;  // whole mode at head_dim 256: a block's folded accumulators
   float factor;    // scale * log2(e)
   int rows, max_groups, heads, head_dim, kv_heads;
@@ -317,6 +321,36 @@ __device__ __forceinline__ void write_queries(const AttentionParams& p, const Ti
   }
 }
 
+// What launches share (attention.cu). ---------------------------------------------------------------------------------
+
+/// States of splits that are kept at a time, in floats (48 MiB: most of it stays in the L2 cache of a large GPU); more
+/// splits take several launches.
+inline constexpr int64_t kPartFloats = int64_t{12} << 20;
+inline constexpr int64_t kFewestSplits = 4;
+inline constexpr int64_t kMostSplits = 65535;  // of a grid
+
+struct AttentionLimits {
+  int multiprocessors = 1;
+  int shared_bytes = 48 * 1024;
+  bool clusters = false;
+};
+AttentionLimits attention_limits();
+/// Of so many queries (rows and heads); sizes only, no bit of a result depends on it.
+int splits_at_a_time(int64_t splits, int64_t queries, int dim);
+
+class PagedKvCache;
+/// Null if the arguments can be launched, otherwise what is wrong.
+const char* attention_refusal(const PagedKvCache& cache, int64_t layer, const DeviceRows& rows,
+                              const CudaAttentionArgs& args);
+/// All but tiles, splits and workspace.
+AttentionParams attention_params(const PagedKvCache& cache, int64_t layer, const DeviceRows& rows,
+                                 const CudaAttentionArgs& args);
+/// Most query heads of a key/value head.
+int64_t most_heads_per_kv(const AttentionParams& p);
+inline bool attention_aligned(const void* p, int64_t stride, int64_t of) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % of == 0;
+}
+
 // Launches of the two kernel families (attention_tile.cu, attention_narrow.cu).
 // ----------------------------------------
 
@@ -329,6 +363,8 @@ int attention_tile_max_warps(int dim, int shared_limit);
 /// bf16, head dimensions 128 and 256.
 bool launch_attention_window(cudaStream_t stream, int dim, const AttentionParams& p, dim3 grid, int tiles,
                              bool cluster);
+/// The fold of the splits of a launch, where a block did not walk them all.
+bool launch_attention_fold(cudaStream_t stream, int dim, const AttentionParams& p);
 /// Blocks of one tile of 16 queries and one split.
 bool launch_attention_narrow(cudaStream_t stream, int dim, bool fp8, const AttentionParams& p, dim3 grid,
                              int shared_limit);

@@ -1,8 +1,9 @@
-// Ops' operations on latents, and its row caches.
+// Ops' operations on latents.
 #include <bit>
 
 #include "kernels/cuda/cuda_ops_impl.h"
 #include "kernels/cuda/latents.h"
+#include "kernels/cuda/select_windows.h"
 #include "kernels/ops/latent_ops.h"
 
 namespace tensorfold {
@@ -30,16 +31,6 @@ int64_t bucket(int64_t bytes) {
 
 }  // namespace
 
-std::unique_ptr<RowCache> CudaOps::make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) {
-  use_device();
-  return CudaRowCache::create(layers, pages, stream_);
-}
-
-void CudaOps::row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) {
-  flush();
-  cuda_row_write(stream_, cuda_rows(cache).layer(layer), device_rows(rows), matrix_of(values));
-}
-
 void CudaOps::layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out) {
   flush();
   kernel_check(weight.size() == x.cols && bias.size() == x.cols, "layer_norm: shapes differ");
@@ -56,45 +47,6 @@ void CudaOps::rope_pairs(Tensor x, int64_t heads, int64_t head_dim, const RopeTa
   kernel_check(table.cos.rows == x.rows, "rope_pairs: shapes differ");
   cuda_rope_pairs(stream_, matrix_of(x), heads, head_dim, table.cos.data, table.sin.data, table.cos.cols,
                   table.cos.stride, back);
-}
-
-void CudaOps::hyper_collapse(const HyperArgs& in) {
-  flush();
-  const int64_t n = in.count, width = in.out.cols, rows = in.out.rows;
-  const bool unmixed = in.mix.data == nullptr, whole = !unmixed && in.mix.cols == n * (2 + n);
-  kernel_check(in.carried.data == nullptr, "hyper_collapse: carried weights (supports_shared_latents)");
-  kernel_check(n >= 1 && n <= kMostStreams && in.streams.cols == n * width && in.streams.rows == rows &&
-                   (unmixed || ((whole || in.mix.cols == n) && in.mix.rows == rows && in.base->size() == in.mix.cols &&
-                                in.scale->size() == (whole ? 3 : 1))) &&
-                   (!whole || (in.weights.cols == n * (1 + n) && in.weights.rows == rows)) &&
-                   (in.zero.data == nullptr || (in.zero.rows == rows && in.zero.cols == width)),
-               "hyper_collapse: shapes differ");
-  CudaHyperArgs args;
-  args.streams = matrix_of(in.streams);
-  args.count = n;
-  args.mix = optional_matrix(in.mix);
-  args.scale = vector_data(in.scale);
-  args.base = vector_data(in.base);
-  args.eps = in.eps;
-  args.iterations = in.iterations;
-  args.weights = optional_matrix(in.weights);
-  args.out = matrix_of(in.out);
-  args.zero = optional_matrix(in.zero);
-  cuda_hyper_collapse(stream_, args);
-}
-
-void CudaOps::hyper_expand(const HyperArgs& in) {
-  flush();
-  const int64_t n = in.count;
-  kernel_check(n >= 1 && n <= kMostStreams && in.streams.cols == n * in.y.cols && in.streams.rows == in.y.rows &&
-                   in.weights.cols == n * (1 + n) && in.weights.rows == in.y.rows,
-               "hyper_expand: shapes differ");
-  CudaHyperArgs args;
-  args.streams = matrix_of(in.streams);
-  args.count = n;
-  args.weights = matrix_of(in.weights);
-  args.y = matrix_of(in.y);
-  cuda_hyper_expand(stream_, args);
 }
 
 void CudaOps::pool_rows(RowCache& cache, const PoolArgs& in) {
@@ -130,7 +82,7 @@ void CudaOps::select_rows(const RowCache& cache, const SelectArgs& in) {
   args.scale = in.scale;
   args.weight_scale = in.weight_scale;
   args.out = matrix_of(in.out);
-  args.workspace = take(bucket(cuda_select_rows_workspace(rows, in.tokens, in.out.cols)));
+  args.workspace = take(bucket(cuda_select_workspace(rows, in.tokens, in.out.cols)));
   cuda_select_rows(stream_, rows, args);
 }
 

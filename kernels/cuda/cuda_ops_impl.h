@@ -20,6 +20,7 @@
 namespace tensorfold {
 
 inline constexpr int64_t kMostGraphRows = 64;
+inline constexpr int64_t kMostNormColumns = 16384;
 inline constexpr int64_t kBatchBytes = int64_t{8} << 20;  // of a kept run's rows and page tables
 
 class CudaVector : public Vector {
@@ -296,7 +297,15 @@ class CudaOps : public Ops, public CudaStreamOps {
   void flush() override {
     if (!held_) return;
     held_ = false;
-    cuda_sum_norm(stream_, held_sum_, held_residual_, nullptr, 0, {}, {});
+    // Wider than any norm (several streams at once): in pieces, each element by itself.
+    for (int64_t first = 0; first < held_residual_.cols; first += kMostNormColumns) {
+      CudaTreeSum sum = held_sum_;
+      DeviceMatrix residual = held_residual_;
+      for (int i = 0; i < sum.part_count; ++i) sum.parts[i] += first;
+      residual.data += first;
+      residual.cols = std::min(kMostNormColumns, held_residual_.cols - first);
+      cuda_sum_norm(stream_, sum, residual, nullptr, 0, {}, {});
+    }
   }
   void silu_mul(Tensor gate_up, Tensor out) override {
     flush();
@@ -327,15 +336,10 @@ class CudaOps : public Ops, public CudaStreamOps {
   void experts(const ExpertsArgs& in) override;
 
   // Latents (cuda_latents.cc).
-  bool supports_row_caches() const override { return true; }
-  std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override;
-  void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;
   bool supports_latents() const override { return true; }
   void layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out) override;
   void silu_mul_limited(Tensor gate_up, float limit, Tensor out) override;
   void rope_pairs(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table, bool back) override;
-  void hyper_collapse(const HyperArgs& args) override;
-  void hyper_expand(const HyperArgs& args) override;
   void pool_rows(RowCache& cache, const PoolArgs& args) override;
   void select_rows(const RowCache& cache, const SelectArgs& args) override;
   void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override;
@@ -355,21 +359,13 @@ class CudaOps : public Ops, public CudaStreamOps {
   }
 
   // State.
-  bool supports_state(const StateShape& shape) const override {
-    const auto* delta = std::get_if<DeltaNetShape>(&shape);
-    return delta != nullptr && (!delta->channel_decay || delta_net_shape_error(*delta).empty());
-  }
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override {
     use_device();
     return CudaKvCache::create(layers, pages, kv_heads, head_dim,
                                options_.kv_format == "fp8" ? CudaKvFormat::kFp8 : CudaKvFormat::kBf16, stream_);
   }
-  std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override {
-    use_device();
-    std::unique_ptr<RecurrentState> state = CudaRecurrentState::create(std::get<DeltaNetShape>(shape), stream_);
-    if (state == nullptr) kernel_check(false, cuda_failure().c_str());
-    return state;
-  }
+  bool supports_state(const StateShape& shape) const override;
+  std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override;
   void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override {
     flush();
     CudaQkvArgs args;
@@ -431,6 +427,25 @@ class CudaOps : public Ops, public CudaStreamOps {
     args.workspace = static_cast<float*>(take(4 * cuda_delta_net_workspace(rows, *in.shape)));
     cuda_delta_net(stream_, rows, args);
   }
+
+  // Paged rows, residuals of several streams, attention over chosen keys (cuda_streams.cc).
+  bool supports_row_caches() const override { return true; }
+  std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override;
+  void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;
+  bool supports_gated_streams() const override { return true; }
+  void scaled_silu(Tensor x, float scale) override;
+  void clear(Tensor x) override;
+  void mix_streams(const MixStreamsArgs& in) override;
+  void inject_streams(const InjectStreamsArgs& in) override;
+  void gate_streams(const GateStreamsArgs& in) override;
+  void short_conv(const ShortConvArgs& in) override;
+  void embed_ngrams(const EmbedNgramsArgs& in) override;
+  void pool_means(RowCache& cache, const PoolMeansArgs& in) override;
+  void select_windows(const RowCache& cache, const SelectWindowsArgs& in) override;
+  void sparse_attention(const KvCache& cache, int64_t layer, const AttentionArgs& in, Tensor selected,
+                        int64_t tokens) override;
+  void hyper_collapse(const HyperArgs& in) override;
+  void hyper_expand(const HyperArgs& in) override;
 
   std::vector<std::vector<Candidate>> top_candidates(Tensor logits, int32_t first_id, int64_t n) override;
   std::vector<Candidate> best_draws(Tensor logits, int32_t first_id, std::span<const DrawKey> keys) override;

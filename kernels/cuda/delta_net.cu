@@ -10,6 +10,7 @@
 #include "kernels/cuda/delta_net.h"
 #include "kernels/cuda/delta_net_row.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/short_conv.h"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -173,6 +174,24 @@ class State : public CudaRecurrentState {
   cudaStream_t stream_;
 };
 
+// A state of `bytes` zeros, or null with `wrong`, or what the device said, told.
+std::unique_ptr<CudaRecurrentState> make_state(int64_t bytes, const std::string& wrong, cudaStream_t stream,
+                                               std::string* error) {
+  if (!wrong.empty()) {
+    if (error != nullptr) {
+      *error = wrong;
+    } else {
+      cuda_ok(cudaErrorInvalidValue, wrong.c_str());
+    }
+    return nullptr;
+  }
+  void* memory = device_allocate(bytes, "memory of a recurrent state");
+  if (memory == nullptr) return nullptr;
+  auto state = std::make_unique<State>(static_cast<float*>(memory), bytes, stream);
+  state->reset();
+  return state;
+}
+
 DeltaStateLayout state_layout(const DeltaNetShape& s) {
   return delta_state_layout(s.dk, s.dv, s.conv_kernel, s.max_window, s.channel_decay ? s.dk : 1);
 }
@@ -233,20 +252,12 @@ void cuda_delta_outputs(cudaStream_t stream, const DeltaParams& p) {
 std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const DeltaNetShape& shape, cudaStream_t stream,
                                                                std::string* error) {
   const std::string wrong = delta_net_shape_error(shape);
-  if (!wrong.empty()) {
-    if (error != nullptr) {
-      *error = wrong;
-    } else {
-      cuda_ok(cudaErrorInvalidValue, wrong.c_str());
-    }
-    return nullptr;
-  }
-  const int64_t bytes = 4 * shape.v_heads * state_layout(shape).head;
-  void* memory = device_allocate(bytes, "memory of a recurrent state");
-  if (memory == nullptr) return nullptr;
-  auto state = std::make_unique<State>(static_cast<float*>(memory), bytes, stream);
-  state->reset();
-  return state;
+  return make_state(wrong.empty() ? 4 * shape.v_heads * state_layout(shape).head : 0, wrong, stream, error);
+}
+
+std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const ShortConvShape& shape, cudaStream_t stream,
+                                                               std::string* error) {
+  return make_state(4 * short_conv_layout(shape).words, short_conv_shape_error(shape), stream, error);
 }
 
 int64_t cuda_delta_net_workspace(const DeviceRows& rows, const DeltaNetShape& shape) {

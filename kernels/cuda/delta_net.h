@@ -20,6 +20,9 @@ class CudaRecurrentState : public RecurrentState {
   /// up to 128), dv a multiple of 8 up to 256, the convolution 1 to 16 taps. `stream` orders reset().
   static std::unique_ptr<CudaRecurrentState> create(const DeltaNetShape& shape, cudaStream_t stream,
                                                     std::string* error = nullptr);
+  /// The same for a dilated convolution: short_conv_shape_error().
+  static std::unique_ptr<CudaRecurrentState> create(const ShortConvShape& shape, cudaStream_t stream,
+                                                    std::string* error = nullptr);
   virtual float* data() const = 0;
 };
 

@@ -26,12 +26,12 @@ struct DeltaParams {
   int32_t v_heads = 0;
   int32_t dk = 0;
   int32_t dv = 0;
-  int32_t parts = 1;  // blocks that share a value head's columns
+  int32_t parts = 1;          // blocks that share a value head's columns
+  bool sigmoid_gate = false;  // of the output, else silu
   float eps = 0.0f;
   float q_scale = 0.0f;
-  int32_t decays = 1;         // of a value head: 1, or dk (then the steps are kimi_delta.cu's)
-  float decay_floor = 0.0f;   // of decays of channels
-  bool sigmoid_gate = false;  // else silu
+  int32_t decays = 1;        // of a value head: 1, or dk (then the steps are kimi_delta.cu's)
+  float decay_floor = 0.0f;  // of decays of channels
   DeviceMatrix qkv, z, b, a;
   DeviceInput out;
   const float* conv = nullptr;

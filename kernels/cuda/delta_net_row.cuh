@@ -133,7 +133,7 @@ __device__ __forceinline__ void delta_load_row(const float* from, int dv, int la
   }
 }
 
-/// out = y * rsqrt(mean y^2 + eps) * norm * silu(z) (or sigmoid(z)) of one row and head: a warp.
+/// out = y * rsqrt(mean y^2 + eps) * norm * silu(z), or sigmoid(z), of one row and head: a warp.
 __device__ __forceinline__ void delta_output(const DeltaParams& p, int64_t row, int head, int lane,
                                              const float4 (&y)[2], const float4 (&z)[2]) {
   const float squares = delta_squares(y[1], delta_squares(y[0], 0.0f));

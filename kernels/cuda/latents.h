@@ -1,6 +1,6 @@
-// Operations on latents (kernels/ops/latent_ops.h says what each computes): residuals of several streams, pooled rows,
-// their choice, and attention over lists of cached rows. Nothing here reads the number of rows for a bit: a row, or a
-// row and head, is computed by itself.
+// Operations on latents (kernels/ops/latent_ops.h says what each computes): pooled rows, their choice, and attention
+// over lists of cached rows. Nothing here reads the number of rows for a bit: a row, or a row and head, is computed by
+// itself.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -24,25 +24,6 @@ void cuda_silu_mul_limited(cudaStream_t stream, DeviceMatrix gate_up, float limi
 void cuda_rope_pairs(cudaStream_t stream, DeviceMatrix x, int64_t heads, int64_t head_dim, const float* cos,
                      const float* sin, int64_t pairs, int64_t stride, bool back);
 
-// Streams (latent_streams.cu). ---------------------------------------------------------------------------------------
-
-/// HyperArgs without carried weights.
-struct CudaHyperArgs {
-  DeviceMatrix streams;  // [rows, count * width]
-  int64_t count = 0;
-  DeviceMatrix mix;              // or no data
-  const float* scale = nullptr;  // as many as the mix' kinds of columns
-  const float* base = nullptr;
-  float eps = 0.0f;
-  int64_t iterations = 1;
-  DeviceMatrix weights;
-  DeviceMatrix out;
-  DeviceMatrix zero;  // or no data
-  DeviceMatrix y;
-};
-void cuda_hyper_collapse(cudaStream_t stream, const CudaHyperArgs& args);
-void cuda_hyper_expand(cudaStream_t stream, const CudaHyperArgs& args);
-
 // Cached rows. -------------------------------------------------------------------------------------------------------
 
 /// PoolArgs (latent_pool.cu).
@@ -58,8 +39,8 @@ struct CudaPoolArgs {
 };
 void cuda_pool_rows(cudaStream_t stream, const DeviceRows& rows, const CudaPoolArgs& args);
 
-/// SelectArgs without candidates and blocks (latent_select.cu). Keys of up to 128 values, a multiple of 8; up to 128
-/// heads.
+/// SelectArgs without candidates and blocks (latent_select.cu). Up to 128 heads; keys of an even number of values, up
+/// to 128.
 struct CudaSelectArgs {
   DeviceRowLayer keys;
   int64_t tokens = 1;  // of a window
@@ -68,12 +49,9 @@ struct CudaSelectArgs {
   DeviceMatrix weights;
   float scale = 1.0f;
   float weight_scale = 1.0f;
-  DeviceMatrix out;  // [rows, most], most at most kMostSelected
-  void* workspace = nullptr;
+  DeviceMatrix out;           // [rows, most], most at most kMostChosen
+  void* workspace = nullptr;  // at least cuda_select_workspace() bytes (select_windows.h)
 };
-inline constexpr int64_t kMostSelected = 4096;
-/// Bytes of workspace that a launch with these bounds needs.
-int64_t cuda_select_rows_workspace(const DeviceRows& rows, int64_t tokens, int64_t most);
 void cuda_select_rows(cudaStream_t stream, const DeviceRows& rows, const CudaSelectArgs& args);
 
 /// LatentAttentionArgs (latent_attention.cu). Rows of up to 512 values, a multiple of 8.

@@ -66,6 +66,12 @@ __device__ __forceinline__ void copy_async16(uint32_t shared, const void* global
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void copy_async8(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
+}
+__device__ __forceinline__ void copy_async4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
 /// Nothing at all when `wanted` is false.
 __device__ __forceinline__ void copy_async16_if(uint32_t shared, const void* global, bool wanted) {
   asm volatile(

@@ -1,4 +1,4 @@
-// Paged rows of other things than keys and values, in fp32: latents, index keys and what they are pooled into.
+// Paged rows of other things than keys and values, in fp32: index keys and their means.
 #pragma once
 
 #include <memory>
@@ -54,5 +54,16 @@ class CudaRowCache final : public RowCache {
 
 /// Ops::row_write. Rows of no group write nothing.
 void cuda_row_write(cudaStream_t stream, DeviceRowLayer layer, const DeviceRows& rows, DeviceMatrix values);
+
+/// Ops::pool_means; a warp a window. inv_freq [pairs].
+struct CudaPoolMeans {
+  DeviceRowLayer from;
+  DeviceRowLayer into;
+  const float* norm = nullptr;
+  float eps = 0.0f;
+  const float* inv_freq = nullptr;
+  int64_t pairs = 0;
+};
+void cuda_pool_means(cudaStream_t stream, const DeviceRows& rows, const CudaPoolMeans& args);
 
 }  // namespace tensorfold

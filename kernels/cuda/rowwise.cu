@@ -2,49 +2,14 @@
 // the tree over slices in fold, which follows the caller's plan. Products and sums are rounded one by one; fma only
 // where written.
 #include "kernels/cuda/activation.cuh"
-#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/rowwise.h"
-#include "kernels/cuda/rowwise_vec.cuh"
+#include "kernels/cuda/rowwise_each.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kMaxGridRows = 65535;
-
-// Runs op.at<W>(row, column) for every W-th column of every row.
-template <int W, typename Op>
-__global__ void __launch_bounds__(kThreads) each_column(const __grid_constant__ Op op, int64_t rows, int64_t cols) {
-  pdl_launch();
-  pdl_wait();
-  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * W;
-  if (column >= cols) return;
-  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) op.template at<W>(row, column);
-}
-
-template <typename Op>
-void run_each(cudaStream_t stream, const char* what, int64_t rows, int64_t cols, bool fours, const Op& op) {
-  if (rows == 0 || cols == 0) return;
-  const int64_t units = fours ? cols / 4 : cols;
-  const dim3 grid(static_cast<unsigned>((units + kThreads - 1) / kThreads),
-                  static_cast<unsigned>(rows < kMaxGridRows ? rows : kMaxGridRows));
-  launch_kernel(fours ? each_column<4, Op> : each_column<1, Op>, grid, dim3(kThreads), 0, stream, what, op, rows, cols);
-}
-
 bool same_shape(const DeviceMatrix& a, const DeviceMatrix& b) { return a.rows == b.rows && a.cols == b.cols; }
-
-struct Out {
-  float* f = nullptr;
-  __nv_bfloat16* b = nullptr;
-  int64_t f_stride = 0;
-  int64_t b_stride = 0;
-  template <int W>
-  __device__ void put(int64_t row, int64_t column, const Lanes<W>& x) const {
-    if (f != nullptr) store_lanes<W>(f + row * f_stride + column, x);
-    if (b != nullptr) store_lanes<W>(b + row * b_stride + column, x);
-  }
-};
 
 struct AddOp {
   DeviceMatrix a, b, out;
@@ -58,7 +23,7 @@ struct AddOp {
 
 struct SiluMulOp {
   DeviceMatrix gate_up;
-  Out out;
+  EachOut out;
   template <int W>
   __device__ void at(int64_t row, int64_t column) const {
     const float* gate = gate_up.data + row * gate_up.stride + column;
@@ -83,6 +48,27 @@ struct SigmoidMulOp {
   }
 };
 
+struct ScaledSiluOp {
+  DeviceMatrix x;
+  float scale;
+  template <int W>
+  __device__ void at(int64_t row, int64_t column) const {
+    float* at = x.data + row * x.stride + column;
+    Lanes<W> y = load_lanes<W>(at);
+#pragma unroll
+    for (int i = 0; i < W; ++i) y.v[i] = silu(__fmul_rn(y.v[i], scale));
+    store_lanes<W>(at, y);
+  }
+};
+
+struct ClearOp {
+  DeviceMatrix x;
+  template <int W>
+  __device__ void at(int64_t row, int64_t column) const {
+    store_lanes<W>(x.data + row * x.stride + column, Lanes<W>{});
+  }
+};
+
 struct ToInputOp {
   DeviceMatrix x;
   DeviceInput out;
@@ -97,21 +83,8 @@ struct FromInputOp {
   DeviceMatrix out;
   template <int W>
   __device__ void at(int64_t row, int64_t column) const {
-    // Widening is exact; moving bits keeps NaNs as they are.
-    const unsigned short* from = reinterpret_cast<const unsigned short*>(x.data + row * x.stride + column);
-    Lanes<W> y;
-    if constexpr (W == 4) {
-      const ushort4 four = *reinterpret_cast<const ushort4*>(from);
-      y.v[0] = widen(four.x);
-      y.v[1] = widen(four.y);
-      y.v[2] = widen(four.z);
-      y.v[3] = widen(four.w);
-    } else {
-      y.v[0] = widen(*from);
-    }
-    store_lanes<W>(out.data + row * out.stride + column, y);
+    store_lanes<W>(out.data + row * out.stride + column, load_lanes<W>(x.data + row * x.stride + column));
   }
-  static __device__ float widen(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
 };
 
 struct GatherOp {
@@ -195,15 +168,13 @@ void run_fold(cudaStream_t stream, const CudaTreeSum& sum, const Roots& roots, i
   run_each(stream, "fold", rows, cols, fours, Op{sum, roots});
 }
 
-Out make_out(const DeviceMatrix& f, const DeviceInput& b) { return {f.data, b.data, f.stride, b.stride}; }
-
 // For operations on single columns only: fours is never asked for, and must not be instantiated.
 template <typename Op>
 void run_singles(cudaStream_t stream, const char* what, int64_t rows, int64_t cols, const Op& op) {
   if (rows == 0 || cols == 0) return;
-  const dim3 grid(static_cast<unsigned>((cols + kThreads - 1) / kThreads),
-                  static_cast<unsigned>(rows < kMaxGridRows ? rows : kMaxGridRows));
-  launch_kernel(each_column<1, Op>, grid, dim3(kThreads), 0, stream, what, op, rows, cols);
+  const dim3 grid(static_cast<unsigned>((cols + kEachThreads - 1) / kEachThreads),
+                  static_cast<unsigned>(rows < kMostGridRows ? rows : kMostGridRows));
+  launch_kernel(each_column<1, Op>, grid, dim3(kEachThreads), 0, stream, what, op, rows, cols);
 }
 
 }  // namespace
@@ -251,13 +222,21 @@ void cuda_silu_mul(cudaStream_t stream, DeviceMatrix gate_up, DeviceMatrix out_f
                    (out_b.data == nullptr || (out_b.cols == n && out_b.rows == gate_up.rows)),
                "silu_mul: shapes differ");
   run_each(stream, "silu_mul", gate_up.rows, n, n % 4 == 0 && by_fours(gate_up) && by_fours(out_f) && by_fours(out_b),
-           SiluMulOp{gate_up, make_out(out_f, out_b)});
+           SiluMulOp{gate_up, each_out(out_f, out_b)});
 }
 
 void cuda_sigmoid_mul(cudaStream_t stream, DeviceMatrix x, DeviceMatrix gate) {
   kernel_check(same_shape(x, gate), "sigmoid_mul: shapes differ");
   run_each(stream, "sigmoid_mul", x.rows, x.cols, x.cols % 4 == 0 && by_fours(x) && by_fours(gate),
            SigmoidMulOp{x, gate});
+}
+
+void cuda_scaled_silu(cudaStream_t stream, DeviceMatrix x, float scale) {
+  run_each(stream, "scaled_silu", x.rows, x.cols, x.cols % 4 == 0 && by_fours(x), ScaledSiluOp{x, scale});
+}
+
+void cuda_clear(cudaStream_t stream, DeviceMatrix x) {
+  run_each(stream, "clear", x.rows, x.cols, x.cols % 4 == 0 && by_fours(x), ClearOp{x});
 }
 
 void cuda_to_input(cudaStream_t stream, DeviceMatrix x, DeviceInput out) {

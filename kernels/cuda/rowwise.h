@@ -34,6 +34,9 @@ void cuda_add(cudaStream_t stream, DeviceMatrix a, DeviceMatrix b, DeviceMatrix 
 /// gate_up [rows, 2n] -> out [rows, n].
 void cuda_silu_mul(cudaStream_t stream, DeviceMatrix gate_up, DeviceMatrix out_f, DeviceInput out_b);
 void cuda_sigmoid_mul(cudaStream_t stream, DeviceMatrix x, DeviceMatrix gate);
+/// x = silu(x * scale), in place.
+void cuda_scaled_silu(cudaStream_t stream, DeviceMatrix x, float scale);
+void cuda_clear(cudaStream_t stream, DeviceMatrix x);
 /// Rounds to bf16 (nearest even).
 void cuda_to_input(cudaStream_t stream, DeviceMatrix x, DeviceInput out);
 void cuda_from_input(cudaStream_t stream, DeviceInput x, DeviceMatrix out);

@@ -31,7 +31,25 @@ __device__ __forceinline__ Lanes<W> load_lanes(const float* p) {
   return out;
 }
 
-/// The same, but not moved behind later loads of its kind: the compiler would rather save registers than latency.
+/// Bf16 values. Widening is exact; moving bits keeps NaNs as they are.
+template <int W>
+__device__ __forceinline__ Lanes<W> load_lanes(const __nv_bfloat16* p) {
+  const auto widen = [](unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); };
+  const unsigned short* from = reinterpret_cast<const unsigned short*>(p);
+  Lanes<W> out;
+  if constexpr (W == 4) {
+    const ushort4 four = *reinterpret_cast<const ushort4*>(from);
+    out.v[0] = widen(four.x);
+    out.v[1] = widen(four.y);
+    out.v[2] = widen(four.z);
+    out.v[3] = widen(four.w);
+  } else {
+    out.v[0] = widen(*from);
+  }
+  return out;
+}
+
+/// Fp32 values, not moved behind later loads of its kind: the compiler would rather save registers than latency.
 template <int W>
 __device__ __forceinline__ Lanes<W> load_lanes_now(const float* p) {
   Lanes<W> out;

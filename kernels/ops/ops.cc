@@ -114,10 +114,7 @@ void Ops::mix_streams(const MixStreamsArgs&) { no_streams(); }
 void Ops::inject_streams(const InjectStreamsArgs&) { no_streams(); }
 void Ops::gate_streams(const GateStreamsArgs&) { no_streams(); }
 void Ops::short_conv(const ShortConvArgs&) { no_streams(); }
-std::vector<int32_t> Ops::tokens_before(const RowBatch&, int64_t, int64_t) {
-  no_streams();
-  return {};
-}
+void Ops::embed_ngrams(const EmbedNgramsArgs&) { no_streams(); }
 void Ops::pool_means(RowCache&, const PoolMeansArgs&) { no_streams(); }
 void Ops::select_windows(const RowCache&, const SelectWindowsArgs&) { no_streams(); }
 void Ops::sparse_attention(const KvCache&, int64_t, const AttentionArgs&, Tensor, int64_t) { no_streams(); }

@@ -220,6 +220,7 @@ struct MixStreamsArgs;
 struct InjectStreamsArgs;
 struct GateStreamsArgs;
 struct ShortConvArgs;
+struct EmbedNgramsArgs;
 struct PoolMeansArgs;
 struct SelectWindowsArgs;
 // Arguments of operations on blocks of drafted rows (block_ops.h).
@@ -459,9 +460,7 @@ class Ops {
   virtual void inject_streams(const InjectStreamsArgs& args);
   virtual void gate_streams(const GateStreamsArgs& args);
   virtual void short_conv(const ShortConvArgs& args);
-  /// For each row the `count` tokens before it, newest first, -1 before the sequence's start; from the state of a
-  /// ShortConvShape layer, to be asked before the pass's short_conv, which moves it on. Host work.
-  virtual std::vector<int32_t> tokens_before(const RowBatch& rows, int64_t layer, int64_t count);
+  virtual void embed_ngrams(const EmbedNgramsArgs& args);
   virtual void pool_means(RowCache& cache, const PoolMeansArgs& args);
   virtual void select_windows(const RowCache& cache, const SelectWindowsArgs& args);
   /// attention() of each row over chosen positions: those of its windows in `selected` [rows, most] (select_windows),

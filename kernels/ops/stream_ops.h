@@ -38,12 +38,37 @@ struct GateStreamsArgs {
 };
 
 /// out = silu(sum over taps j of conv[j] * x of (taps - 1 - j) * dilation rows before), oldest first, as delta_net's
-/// convolution; steps and commits as delta_net's. The state also keeps the tokens of its rows (tokens_before).
+/// convolution; steps and commits as delta_net's. The state also keeps the tokens of its rows (embed_ngrams).
 struct ShortConvArgs {
   const ShortConvShape* shape = nullptr;
   Tensor x;                      // [rows, channels]
   const Vector* conv = nullptr;  // [channels * taps], taps of one channel together, oldest first
   Tensor out;                    // [rows, channels]
+  RowBatch rows;
+  int64_t layer = 0;  // of rows.recurrent
+};
+
+/// Tables of n-grams: each head looks up a row of its table by ngram_row() (kernels/numerics/ngram_hash.h). Heads of
+/// 2-grams come first, then those of 3-grams …
+struct NgramHeads {
+  int64_t heads_per_size = 1;
+  int32_t end_token = 0;
+  std::vector<int64_t> multipliers;  // of the newest token, the one before it …: a factor a token of the longest n-gram
+  std::vector<int64_t> table_rows;  // of each head's table, below 2^31
+
+  /// Tokens before the newest one that a head looks at.
+  int64_t backs(int64_t head) const { return head / heads_per_size + 1; }
+};
+
+/// For each row, the rows of tables that the n-grams ending with its token pick, one head after another. The tokens
+/// before a group's rows come from the state of a ShortConvShape layer, which the pass's short_conv moves on
+/// afterwards.
+struct EmbedNgramsArgs {
+  const NgramHeads* heads = nullptr;
+  const ShortConvShape* shape = nullptr;            // of the layer's states
+  std::span<const std::unique_ptr<Weight>> tables;  // of heads first_head, first_head + 1 …; equal columns
+  int64_t first_head = 0;
+  Tensor out;  // [rows, tables * columns of one]
   RowBatch rows;
   int64_t layer = 0;  // of rows.recurrent
 };

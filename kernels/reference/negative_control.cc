@@ -160,9 +160,7 @@ class NegativeControl : public Ops {
   void inject_streams(const InjectStreamsArgs& args) override { inner_->inject_streams(args); }
   void gate_streams(const GateStreamsArgs& args) override { inner_->gate_streams(args); }
   void short_conv(const ShortConvArgs& args) override { inner_->short_conv(args); }
-  std::vector<int32_t> tokens_before(const RowBatch& rows, int64_t layer, int64_t count) override {
-    return inner_->tokens_before(rows, layer, count);
-  }
+  void embed_ngrams(const EmbedNgramsArgs& args) override { inner_->embed_ngrams(args); }
   void pool_means(RowCache& cache, const PoolMeansArgs& args) override { inner_->pool_means(cache, args); }
   bool supports_block_drafts() const override { return inner_->supports_block_drafts(); }
   void mean_streams(Tensor x, int64_t streams, Tensor out) override { inner_->mean_streams(x, streams, out); }

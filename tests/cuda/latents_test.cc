@@ -186,93 +186,6 @@ TEST(CudaLatents, RowsByThemselves) {
   static_assert(2 * kPairs <= kDim);
 }
 
-// Rows [first, first + rows) of residuals of n streams: input | weights | new streams | their mean.
-struct StreamCase {
-  int64_t n, width, rows = 9;
-  Floats streams, mix, scale, base, y;
-
-  StreamCase(int64_t count, int64_t columns) : n(count), width(columns) {
-    streams = random_floats(static_cast<size_t>(rows * n * width), 11);
-    mix = random_floats(static_cast<size_t>(rows * n * (2 + n)), 12, 2.0f);
-    scale = {0.7f, -0.4f, 1.1f};
-    base = random_floats(static_cast<size_t>(n * (2 + n)), 13);
-    y = random_floats(static_cast<size_t>(rows * width), 14);
-  }
-  int64_t result() const { return width + n * (1 + n) + n * width + width; }
-  Floats run(Ops& ops, int64_t first, int64_t count) const {
-    ops.begin_pass();
-    const auto rows_of = [&](const Floats& from, int64_t cols) {
-      return uploaded(ops, count, cols, {from.begin() + first * cols, from.begin() + (first + count) * cols});
-    };
-    const auto scales = ops.pack_vector(scale), bases = ops.pack_vector(base);
-    const Tensor all = ops.scratch(count, result());
-    HyperArgs args;
-    args.streams = rows_of(streams, n * width);
-    args.count = n;
-    args.mix = rows_of(mix, n * (2 + n));
-    args.scale = scales.get();
-    args.base = bases.get();
-    args.eps = 1e-6f;
-    args.iterations = 20;
-    args.weights = all.columns(width, n * (1 + n));
-    args.out = all.columns(0, width);
-    args.zero = ops.scratch(count, width);
-    ops.hyper_collapse(args);
-    Floats zeros(static_cast<size_t>(count * width), 1.0f);
-    ops.download(args.zero, zeros);
-    EXPECT_TRUE(std::all_of(zeros.begin(), zeros.end(), [](float value) { return value == 0.0f; }));
-    args.y = rows_of(y, width);
-    ops.hyper_expand(args);
-    Floats expanded(static_cast<size_t>(count * n * width));
-    ops.download(args.streams, expanded);
-    ops.upload(expanded, all.columns(width + n * (1 + n), n * width));
-    args.mix = {};
-    args.zero = {};
-    args.out = all.columns(result() - width, width);
-    ops.hyper_collapse(args);
-    Floats values(static_cast<size_t>(count * result()));
-    ops.download(all, values);
-    EXPECT_EQ(ops.finish_pass(), "");
-    return values;
-  }
-};
-
-// Protects the mix of streams: weights and sums against double precision, rows against their neighbours, for every
-// layout of the mixing matrix over lanes, columns by four and one by one.
-TEST(CudaLatents, Streams) {
-  TF_NEED_GPU();
-  const auto ops = gpu_ops();
-  for (const auto& [n, width] : {std::pair<int64_t, int64_t>{4, 304}, {4, 1301}, {2, 64}, {1, 40}, {7, 100}, {8, 64}}) {
-    const StreamCase c(n, width);
-    const std::string what = std::to_string(n) + " streams of " + std::to_string(width);
-    const Floats together = c.run(*ops, 0, c.rows);
-    for (int64_t r = 0; r < c.rows; ++r) {
-      const auto got = row_of(together, r, c.result());
-      expect_same(c.run(*ops, r, 1), got, what + ", alone");
-      const std::vector<double> mix = part(c.mix, r * n * (2 + n), n * (2 + n));
-      const RefStreamWeights want = ref_stream_weights(mix, c.scale, c.base, n, 1e-6, 20);
-      const std::vector<double> x = part(c.streams, r * n * width, n * width), y = part(c.y, r * width, width);
-      std::vector<double> input(static_cast<size_t>(width), 0.0), mean = input, weights = want.post, expanded;
-      weights.insert(weights.end(), want.mix.v.begin(), want.mix.v.end());
-      for (int64_t k = 0; k < n; ++k) {
-        for (int64_t d = 0; d < width; ++d) {
-          const auto at = static_cast<size_t>(d);
-          input[at] += want.pre[static_cast<size_t>(k)] * x[static_cast<size_t>(k * width + d)];
-          double sum = want.post[static_cast<size_t>(k)] * y[at];
-          for (int64_t j = 0; j < n; ++j) sum += want.mix.at(j, k) * x[static_cast<size_t>(j * width + d)];
-          expanded.push_back(sum);
-          mean[at] += sum / static_cast<double>(n);
-        }
-      }
-      const auto wide = static_cast<size_t>(width), kept = static_cast<size_t>(n * (1 + n));
-      expect_close(got.subspan(0, wide), input, 2e-5, what + ", input");
-      expect_close(got.subspan(wide, kept), weights, 2e-5, what + ", weights");
-      expect_close(got.subspan(wide + kept, static_cast<size_t>(n * width)), expanded, 5e-5, what + ", streams");
-      expect_close(got.last(wide), mean, 5e-5, what + ", mean");
-    }
-  }
-}
-
 // --- Cached rows ----------------------------------------------------------------------------------------------------
 
 // Protects pooled rows: windows that end in the pass and no others, plain and overlapping with norm and rotation, the
@@ -673,7 +586,7 @@ TEST(CudaLatents, Attention) {
           const std::vector<double> want = ref_latent_attention(part(c.q, (r * c.heads + h) * c.width, c.width), list,
                                                                 double{0.11f}, sinks ? &sink : nullptr);
           // Weights are rounded to bf16.
-          expect_close(got.subspan(static_cast<size_t>(h * c.width), static_cast<size_t>(c.width)), want, 0.01, what);
+          expect_close(got.subspan(static_cast<size_t>(h * c.width), static_cast<size_t>(c.width)), want, 0.02, what);
         }
       }
       const Floats graph = runner.graph(mode, 5, 3, c.heads);

@@ -106,14 +106,51 @@ struct Line {
   Line(int64_t rows, uint64_t seed) {
     Random random(seed);
     x = random.vector(rows * kConv.channels);
-    for (int64_t i = 0; i < rows; ++i) tokens.push_back(static_cast<int32_t>(random.below(500)));
+    for (int64_t i = 0; i < rows; ++i) tokens.push_back(static_cast<int32_t>(random.below(20)));
   }
 };
 
-// Rows [position, position + rows) of a line, with the state's answers to tokens_before.
+// 2-grams with two heads and 3-grams with two, of tables whose rows hold their own numbers.
+struct Ngrams {
+  static constexpr int64_t kCols = 8;
+  NgramHeads heads = {
+      .heads_per_size = 2, .end_token = 3, .multipliers = {101, 7919, 104729}, .table_rows = {97, 101, 103, 107}};
+  std::vector<std::unique_ptr<Weight>> tables;  // of heads 1, 2 and 3
+
+  explicit Ngrams(Ops& ops) {
+    for (size_t head = 1; head < heads.table_rows.size(); ++head) {
+      const int64_t rows = heads.table_rows[head];
+      std::vector<float> values(static_cast<size_t>(rows * kCols));
+      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i / kCols);
+      MatrixSource source;
+      source.rows = rows;
+      source.cols = kCols;
+      source.data = reinterpret_cast<const std::byte*>(values.data());
+      source.row_bytes = kCols * static_cast<int64_t>(sizeof(float));
+      tables.push_back(ops.pack({&source, 1}));
+    }
+  }
+  // What a row of the line must find: the numbers of its rows.
+  std::vector<float> want(const std::vector<int32_t>& tokens, int64_t row) const {
+    std::vector<float> out;
+    for (size_t head = 1; head < heads.table_rows.size(); ++head) {
+      uint64_t mixed = static_cast<uint64_t>(tokens[static_cast<size_t>(row)]) * 101;
+      bool ended = false;
+      for (int64_t back = 1; back <= (head < 2 ? 1 : 2); ++back) {
+        const int32_t token = row < back ? -1 : tokens[static_cast<size_t>(row - back)];
+        ended = ended || token < 0 || token == 3;
+        mixed ^= static_cast<uint64_t>(ended ? 3 : token) * (back == 1 ? 7919u : 104729u);
+      }
+      out.insert(out.end(), kCols, static_cast<float>(mixed % static_cast<uint64_t>(heads.table_rows[head])));
+    }
+    return out;
+  }
+};
+
+// Rows [position, position + rows) of a line, with what their n-grams find.
 std::vector<float> conv_pass(Ops& ops, const Line& line, const std::vector<float>& weights, RecurrentState* state,
-                             int64_t position, int64_t rows, int64_t accepted, int64_t certain,
-                             std::vector<int32_t>* before) {
+                             int64_t position, int64_t rows, int64_t accepted, int64_t certain, const Ngrams& ngrams,
+                             std::vector<float>* found) {
   ops.begin_pass();
   const auto conv = ops.pack_vector(weights);
   const RowGroup group{0, rows, position, accepted, certain, {}};
@@ -121,7 +158,15 @@ std::vector<float> conv_pass(Ops& ops, const Line& line, const std::vector<float
   RowBatch batch = batch_of({&group, 1});
   batch.tokens = std::span(line.tokens).subspan(static_cast<size_t>(position), static_cast<size_t>(rows));
   batch.recurrent = layers;
-  *before = ops.tokens_before(batch, 0, kConv.context);
+  const Tensor looked_up = ops.scratch(rows, 3 * Ngrams::kCols);
+  ops.embed_ngrams({.heads = &ngrams.heads,
+                    .shape = &kConv,
+                    .tables = ngrams.tables,
+                    .first_head = 1,
+                    .out = looked_up,
+                    .rows = batch,
+                    .layer = 0});
+  *found = download(ops, looked_up);
   ShortConvArgs args;
   args.shape = &kConv;
   args.x = upload(ops, rows, kConv.channels,
@@ -142,26 +187,25 @@ void short_conv(Checker& c) {
   const RefMatrix want = ref_short_conv(kConv, to_ref(kLength, kConv.channels, line.x), weights);
   std::vector<float> first;
   const auto check = [&](const std::string& what, const std::vector<float>& got, int64_t at, int64_t rows,
-                         const std::vector<int32_t>& before) {
+                         const Ngrams& ngrams, const std::vector<float>& found) {
     const auto begin = first.begin() + at * kConv.channels;
     c.expect(same_bits(first_rows(got, rows, kConv.channels), {begin, begin + rows * kConv.channels}), what);
     for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t back = 1; back <= kConv.context; ++back) {
-        const int64_t from = at + r - back;
-        const int32_t expected = from < 0 ? -1 : line.tokens[static_cast<size_t>(from)];
-        c.expect(before[static_cast<size_t>(r * kConv.context + back - 1)] == expected, what + ": tokens before");
-      }
+      const auto own = found.begin() + r * 3 * Ngrams::kCols;
+      c.expect(std::vector<float>(own, own + 3 * Ngrams::kCols) == ngrams.want(line.tokens, at + r),
+               what + ": n-grams");
     }
   };
-  std::vector<int32_t> before;
+  std::vector<float> found;
   for (Variant& v : all_variants({1, 2})) {
+    const Ngrams ngrams(*v.ops);
     for (int64_t chunk : {kLength, int64_t{1}, int64_t{7}}) {
       const auto state = v.ops->make_recurrent_state(kConv);
       for (int64_t at = 0; at < kLength; at += chunk) {
         const int64_t rows = std::min(chunk, kLength - at);
-        const std::vector<float> got = conv_pass(*v.ops, line, weights, state.get(), at, rows, 0, rows, &before);
+        const std::vector<float> got = conv_pass(*v.ops, line, weights, state.get(), at, rows, 0, rows, ngrams, &found);
         if (first.empty()) first = got;
-        check(v.name + " chunk " + std::to_string(chunk), got, at, rows, before);
+        check(v.name + " chunk " + std::to_string(chunk), got, at, rows, ngrams, found);
       }
     }
     Random random(84);
@@ -176,8 +220,8 @@ void short_conv(Checker& c) {
           drafted.tokens[static_cast<size_t>(r)] = wrong.tokens[static_cast<size_t>(r)];
         }
         const std::vector<float> got =
-            conv_pass(*v.ops, drafted, weights, state.get(), at, 1 + tentative, accepted, 1, &before);
-        check(v.name + ": window at " + std::to_string(at), got, at, 1 + good, before);
+            conv_pass(*v.ops, drafted, weights, state.get(), at, 1 + tentative, accepted, 1, ngrams, &found);
+        check(v.name + ": window at " + std::to_string(at), got, at, 1 + good, ngrams, found);
         at += 1 + good;
         accepted = good;
         std::vector<std::byte> kept(static_cast<size_t>(state->bytes()));
@@ -330,11 +374,11 @@ void chosen_ties(Checker& c) {
 }  // namespace
 
 uint64_t streams_hash(Ops& ops) {
-  std::vector<int32_t> before;
+  std::vector<float> found;
   const auto state = ops.make_recurrent_state(kConv);
   const Line line(30, 88);
-  const std::vector<float> conv =
-      conv_pass(ops, line, Random(89).vector(kConv.channels * kConv.taps), state.get(), 0, 30, 0, 30, &before);
+  const std::vector<float> conv = conv_pass(ops, line, Random(89).vector(kConv.channels * kConv.taps), state.get(), 0,
+                                            30, 0, 30, Ngrams(ops), &found);
   return hash_bits(conv, hash_bits(run_streams(ops, Streams(4, 50, 87), kRows)));
 }
 

@@ -133,6 +133,23 @@ absl::Status EngramBlock::load_weights(LoadContext& load, const std::string& pre
 
 WeightCost EngramBlock::cost() const { return projection_.cost(); }
 
+namespace {
+
+// [rows, own heads * head_dim]: row ids[head][r] of each own head's table; `ids` has all heads.
+Tensor embed_heads(PassContext& pass, std::span<const std::unique_ptr<Weight>> tables, int64_t first_head,
+                   int64_t head_dim, const std::vector<std::vector<int32_t>>& ids) {
+  const int64_t heads = static_cast<int64_t>(tables.size());
+  const Tensor found = pass.ops->scratch_input(pass.rows.rows(), heads * head_dim);
+  for (int64_t i = 0; i < heads; ++i) {
+    RowBatch batch;
+    batch.tokens = ids[static_cast<size_t>(first_head + i)];
+    pass.ops->embed(*tables[static_cast<size_t>(i)], batch, found.columns(i * head_dim, head_dim));
+  }
+  return found;
+}
+
+}  // namespace
+
 Tensor EngramBlock::look_up(PassContext& pass, const TokenClasses& classes) const {
   const int64_t rows = pass.rows.rows();
   std::vector<std::vector<int32_t>> ids(static_cast<size_t>(cut_.slices.units),

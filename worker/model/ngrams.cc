@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/numerics/ngram_hash.h"
 #include "kernels/ops/stream_ops.h"
 #include "worker/model/families.h"
 #include "worker/model/primes.h"
@@ -24,13 +25,14 @@ uint64_t splitmix64(uint64_t x) {
 
 }  // namespace
 
-NgramHash::NgramHash(const NgramConfig& config, int64_t vocab, int64_t index) : config_(config) {
+NgramHash::NgramHash(const NgramConfig& config, int64_t vocab, int64_t index)
+    : heads_{.heads_per_size = config.heads_per_size, .end_token = static_cast<int32_t>(config.end_token)} {
   const uint64_t bound = static_cast<uint64_t>(std::numeric_limits<int64_t>::max() / std::max<int64_t>(vocab, 1));
   const uint64_t half = std::max<uint64_t>(1, bound / 2);
   const uint64_t seed = static_cast<uint64_t>(config.seed) + 10007u * static_cast<uint64_t>(index);
   for (int64_t i = 0; i < config.size; ++i) {
     const uint64_t drawn = splitmix64(seed + kGolden * static_cast<uint64_t>(i + 1));
-    multipliers_.push_back(static_cast<int64_t>(2 * (drawn % half) + 1));
+    heads_.multipliers.push_back(static_cast<int64_t>(2 * (drawn % half) + 1));
   }
   // Successive primes; a later layer goes on where the one before stopped.
   int64_t prime = config.table_base - 1;
@@ -39,25 +41,18 @@ NgramHash::NgramHash(const NgramConfig& config, int64_t vocab, int64_t index) : 
     prime = next_prime(prime);
     if (i < first) continue;
     offsets_.push_back(padded_rows_);
-    table_rows_.push_back(prime);
+    heads_.table_rows.push_back(prime);
     padded_rows_ += prime;
   }
   padded_rows_ = (padded_rows_ + config.table_divisor - 1) / config.table_divisor * config.table_divisor;
 }
 
 void NgramHash::rows_of(int32_t token, std::span<const int32_t> before, std::span<int32_t> rows) const {
-  uint64_t mixed = static_cast<uint64_t>(token) * static_cast<uint64_t>(multipliers_[0]);
-  bool ended = false;
-  size_t head = 0;
-  for (int64_t back = 1; back < config_.size; ++back) {
-    const int32_t id = before[static_cast<size_t>(back - 1)];
-    ended = ended || id < 0 || id == config_.end_token;  // an end token hides what was before it
-    const uint64_t seen = static_cast<uint64_t>(ended ? config_.end_token : id);
-    mixed ^= seen * static_cast<uint64_t>(multipliers_[static_cast<size_t>(back)]);
-    for (int64_t i = 0; i < config_.heads_per_size; ++i, ++head) {
-      // Factors are so small that no product reaches the sign bit.
-      rows[head] = static_cast<int32_t>(mixed % static_cast<uint64_t>(table_rows_[head]));
-    }
+  // Factors are so small that no product reaches the sign bit.
+  for (size_t head = 0; head < heads_.table_rows.size(); ++head) {
+    rows[head] = ngram_row(token, static_cast<int>(heads_.backs(static_cast<int64_t>(head))), heads_.multipliers.data(),
+                           heads_.end_token, heads_.table_rows[head],
+                           [&](int back) { return before[static_cast<size_t>(back - 1)]; });
   }
 }
 
@@ -85,7 +80,6 @@ absl::StatusOr<std::unique_ptr<NgramBlock>> NgramBlock::load(LoadContext& load, 
   const ModelConfig& config = load.config;
   std::unique_ptr<NgramBlock> block(new NgramBlock(NgramHash(config.ngrams, config.vocab_size, index)));
   block->cut_ = make_cut(ngram_slices(config), load.shard);
-  block->context_ = config.ngrams.size - 1;
   block->head_dim_ = config.ngrams.embed_dim / config.ngrams.heads();
   block->count_ = config.gated_streams.count;
   block->width_ = config.hidden_size;
@@ -173,37 +167,18 @@ absl::Status NgramBlock::load_projections(LoadContext& load, const std::string& 
 
 WeightCost NgramBlock::cost() const { return projection_.cost(); }
 
-Tensor embed_heads(PassContext& pass, std::span<const std::unique_ptr<Weight>> tables, int64_t first_head,
-                   int64_t head_dim, const std::vector<std::vector<int32_t>>& ids) {
-  const int64_t heads = static_cast<int64_t>(tables.size());
-  const Tensor found = pass.ops->scratch_input(pass.rows.rows(), heads * head_dim);
-  for (int64_t i = 0; i < heads; ++i) {
-    RowBatch batch;
-    batch.tokens = ids[static_cast<size_t>(first_head + i)];
-    pass.ops->embed(*tables[static_cast<size_t>(i)], batch, found.columns(i * head_dim, head_dim));
-  }
-  return found;
-}
-
-Tensor NgramBlock::look_up(PassContext& pass) const {
-  const int64_t rows = pass.rows.rows(), heads = cut_.slices.units;
-  const std::vector<int32_t> before = pass.ops->tokens_before(pass.rows, recurrent_layer_, context_);
-  std::vector<std::vector<int32_t>> ids(static_cast<size_t>(heads), std::vector<int32_t>(static_cast<size_t>(rows)));
-  std::vector<int32_t> own(static_cast<size_t>(heads));
-  for (int64_t r = 0; r < rows; ++r) {
-    const size_t at = static_cast<size_t>(r);
-    hash_.rows_of(pass.rows.tokens[at],
-                  std::span(before).subspan(at * static_cast<size_t>(context_), static_cast<size_t>(context_)), own);
-    for (size_t head = 0; head < own.size(); ++head) ids[head][at] = own[head];
-  }
-  return embed_heads(pass, tables_, cut_.first_unit(), head_dim_, ids);
-}
-
 absl::Status NgramBlock::add_to(PassContext& pass, int layer, Tensor streams) const {
   Ops& ops = *pass.ops;
   const ScratchScope scope(ops);
   const int64_t rows = streams.rows, all = count_ * width_;
-  const Tensor found = look_up(pass);
+  const Tensor found = ops.scratch_input(rows, cut_.unit_count() * head_dim_);
+  ops.embed_ngrams({.heads = &hash_.heads(),
+                    .shape = &conv_shape_,
+                    .tables = tables_,
+                    .first_head = cut_.first_unit(),
+                    .out = found,
+                    .rows = pass.rows,
+                    .layer = recurrent_layer_});
   pass.record(layer, "ngrams.rows", found, cut_.first_unit(), cut_.unit_count());
   const Tensor projected = ops.scratch(rows, all + width_);
   ops.clear(projected);

@@ -2,6 +2,7 @@
 // by the residual's streams and added to them.
 #pragma once
 
+#include "kernels/ops/stream_ops.h"
 #include "worker/model/gated_streams.h"
 
 namespace tensorfold {
@@ -13,21 +14,21 @@ class NgramHash {
   NgramHash(const NgramConfig& config, int64_t vocab, int64_t index);
 
   /// Odd factors of the newest token, the one before it …
-  const std::vector<int64_t>& multipliers() const { return multipliers_; }
+  const std::vector<int64_t>& multipliers() const { return heads_.multipliers; }
   /// Rows of each head's table: distinct primes. All 2-gram heads, then all 3-gram heads …
-  const std::vector<int64_t>& table_rows() const { return table_rows_; }
+  const std::vector<int64_t>& table_rows() const { return heads_.table_rows; }
   /// First row of each head's table in all of them together.
   const std::vector<int64_t>& offsets() const { return offsets_; }
   int64_t padded_rows() const { return padded_rows_; }
+  /// For Ops::embed_ngrams.
+  const NgramHeads& heads() const { return heads_; }
 
   /// The row in its own table for each head. `before`: the size - 1 tokens before, newest first, -1 where there is
   /// none.
   void rows_of(int32_t token, std::span<const int32_t> before, std::span<int32_t> rows) const;
 
  private:
-  NgramConfig config_;
-  std::vector<int64_t> multipliers_;
-  std::vector<int64_t> table_rows_;
+  NgramHeads heads_;
   std::vector<int64_t> offsets_;
   int64_t padded_rows_ = 0;
 };
@@ -36,10 +37,6 @@ class NgramHash {
 Slices ngram_slices(const ModelConfig& config);
 /// The convolution's state, whole on every rank.
 ShortConvShape ngram_state(const ModelConfig& config);
-
-/// [rows, own heads * head_dim]: row ids[head][r] of each own head's table; `ids` has all heads.
-Tensor embed_heads(PassContext& pass, std::span<const std::unique_ptr<Weight>> tables, int64_t first_head,
-                   int64_t head_dim, const std::vector<std::vector<int32_t>>& ids);
 
 class NgramBlock {
  public:
@@ -54,14 +51,11 @@ class NgramBlock {
  private:
   absl::Status load_tables(LoadContext& load, const std::string& prefix);
   absl::Status load_projections(LoadContext& load, const std::string& prefix);
-  /// [rows, own heads * head_dim].
-  Tensor look_up(PassContext& pass) const;
 
   explicit NgramBlock(const NgramHash& hash) : hash_(hash) {}
 
   NgramHash hash_;
   Cut cut_;
-  int64_t context_ = 0;
   int64_t head_dim_ = 0;
   int64_t count_ = 0;  // streams
   int64_t width_ = 0;  // of a stream
