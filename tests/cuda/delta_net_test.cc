@@ -29,6 +29,7 @@ struct Layer {
   std::vector<Token> tokens;
   float eps = 1e-6f;
   float decay_floor = -5.0f;
+  bool sigmoid_gate = false;
 
   /// `channels`: a decay for each key channel.
   Layer(int64_t k_heads, int64_t v_heads, int64_t dk, int64_t dv, int64_t taps, int count, uint32_t seed,
@@ -125,7 +126,7 @@ std::vector<std::vector<double>> reference(const Layer& layer, int count) {
       for (int64_t c = 0; c < s.dv; ++c) {
         const auto i = static_cast<size_t>(h * s.dv + c);
         out[i] = y[static_cast<size_t>(c)] * scale * layer.norm[static_cast<size_t>(c)] *
-                 (s.channel_decay ? sigmoid(token.z[i]) : silu(token.z[i]));
+                 (s.channel_decay || layer.sigmoid_gate ? sigmoid(token.z[i]) : silu(token.z[i]));
       }
     }
     all.push_back(out);
@@ -238,6 +239,7 @@ class Runner {
     args.norm = norm_.data();
     args.k_head_of = k_head_of_.data();
     args.eps = layer_.eps;
+    args.sigmoid_gate = layer_.sigmoid_gate;
     args.out = {reinterpret_cast<__nv_bfloat16*>(d_out.data()), rows, s.v_heads * s.dv, out_wide};
     args.workspace = workspace.data();
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -377,6 +379,14 @@ TEST(CudaDeltaNet, AgreesWithDoublePrecision) {
     check_values(Layer(1, 1, 32, 256, 5, 20, 85, true), 20, 0, padding);
   }
   check_values(Layer(2, 6, 128, 128, 4, 150, 14), 150, 0);
+}
+
+// Protects the output gate's other function, in the kernels for few rows and for many.
+TEST(CudaDeltaNet, SigmoidGateAgreesWithDoublePrecision) {
+  TF_NEED_GPU();
+  Layer layer(2, 6, 128, 128, 4, 40, 20);
+  layer.sigmoid_gate = true;
+  for (const int padding : {0, kMany}) check_values(layer, 40, 0, padding);
 }
 
 // Protects prompts: cut anywhere, in passes of one row up to all, the same rows and the same state, history of the
