@@ -31,7 +31,6 @@ struct Layer {
   float decay_floor = -5.0f;
   bool sigmoid_gate = false;
 
-  /// `channels`: a decay for each key channel.
   Layer(int64_t k_heads, int64_t v_heads, int64_t dk, int64_t dv, int64_t taps, int count, uint32_t seed,
         bool channels = false) {
     shape.channel_decay = channels;
