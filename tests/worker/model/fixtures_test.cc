@@ -305,7 +305,7 @@ int wrong_choices(const std::vector<float>& expected, const std::vector<int64_t>
 }
 
 // Families with operations that the CUDA backend has not: refused by name when they are loaded.
-constexpr std::array kNotOnGpu = {"nemotron_h", "qwen4_exp", "deepseek_v41"};
+constexpr std::array kNotOnGpu = {"nemotron_h", "deepseek_v41"};
 
 // How far rows may be from float64. What bf16 inputs of products cost by themselves, seen on the CPU backend with
 // nothing but those rounded to bf16: dense models' worst rows are 0.028, 0.020, 0.022, 0.014 away; qwen3_5's 0.19,
