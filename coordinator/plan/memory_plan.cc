@@ -75,6 +75,20 @@ int64_t device_expert_bytes(const Profile& profile, const ModelConfig& config, c
   return 2 * std::min(int64_t{192} << 20, float_bytes(pairs * slices_owned(shape) * shape.hidden)) + pairs * 2 * widest;
 }
 
+// What choosing keys takes on the CUDA backend: scores of windows, 64 MiB at a time, then, in their place, states of
+// attention's splits. Eager passes and both kinds of kept ones that choose have their own.
+int64_t device_choice_bytes(const ModelConfig& config) {
+  return config.indexer.heads > 0 || is_latent(config.family) ? 3 * (int64_t{64} << 20) : 0;
+}
+
+// What a delta net with decays of channels takes there besides: q, k, v and decays of every row, and what it gives.
+int64_t device_delta_bytes(const Profile& profile, const ModelConfig& config) {
+  if (config.family != Family::kGlm5Next) return 0;
+  const LinearAttentionConfig& linear = config.linear;
+  return float_bytes(profile.schedule.max_batch_rows *
+                     (3 * linear.key_heads * linear.key_dim + 2 * linear.value_heads * linear.value_dim));
+}
+
 int64_t lane_state_bytes(const ModelShape& shape) {
   int64_t bytes = shape.has_mtp ? float_bytes(kMaxWindow * shape.row_values()) : 0;
   for (const StateShape& layer : shape.recurrent) bytes += state_bytes(layer);
@@ -125,8 +139,10 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
                            kept_launch_bytes(shape, !profile.draft.model_in_use().empty(), plan->context), "at most",
                            false});
   }
-  const int64_t experts = plan->device ? device_expert_bytes(profile, config, shape) : 0;
-  plan->items.push_back({"scratch", scratch_bytes(profile, config, shape) + experts,
+  const int64_t more = plan->device ? device_expert_bytes(profile, config, shape) + device_choice_bytes(config) +
+                                          device_delta_bytes(profile, config)
+                                    : 0;
+  plan->items.push_back({"scratch", scratch_bytes(profile, config, shape) + more,
                          fmt::format("a pass of {} rows", profile.schedule.max_batch_rows), false});
   if (plan->device) plan->items.push_back({"context", kDeviceContextBytes, "driver, libraries, exchange", false});
 }

@@ -225,6 +225,7 @@ class CudaOps : public Ops, public CudaStreamOps {
     flush();
     cuda_embed(stream_, cuda_weight(table), device_rows(rows).tokens, matrix_of(out));
   }
+  int64_t largest_exact_number() const override { return 256; }  // bf16
   void matmul(const Weight& w, Tensor x, Tensor out) override {
     const MatmulJob job{&w, x, out};
     matmul_many({&job, 1});
@@ -232,6 +233,7 @@ class CudaOps : public Ops, public CudaStreamOps {
   void matmul_many(std::span<const MatmulJob> jobs) override {
     flush();
     std::array<CudaMatmulJob, 8> launch;
+    const std::vector<DeviceInput> inputs = rounded_inputs(jobs);
     for (size_t first = 0; first < jobs.size(); first += launch.size()) {
       const size_t count = std::min(launch.size(), jobs.size() - first);
       for (size_t i = 0; i < count; ++i) {
@@ -239,7 +241,7 @@ class CudaOps : public Ops, public CudaStreamOps {
         kernel_check(job.x.cols == job.weight->in_features() && job.out.cols == job.weight->out_features() &&
                          job.x.rows == job.out.rows,
                      "matmul: shapes differ");
-        launch[i] = {&cuda_weight(*job.weight), rounded(job.x), matrix_of(job.out)};
+        launch[i] = {&cuda_weight(*job.weight), inputs[first + i], matrix_of(job.out)};
       }
       cuda_matmul(stream_, std::span<const CudaMatmulJob>(launch.data(), count));
     }
@@ -345,6 +347,15 @@ class CudaOps : public Ops, public CudaStreamOps {
   std::unique_ptr<ExpertWeights> pack_experts(std::span<const ExpertSource> experts) override;
   void route(const RouteArgs& in) override;
   void experts(const ExpertsArgs& in) override;
+
+  // Latents (cuda_latents.cc).
+  bool supports_latents() const override { return true; }
+  void layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out) override;
+  void silu_mul_limited(Tensor gate_up, float limit, Tensor out) override;
+  void rope_pairs(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table, bool back) override;
+  void pool_rows(RowCache& cache, const PoolArgs& args) override;
+  void select_rows(const RowCache& cache, const SelectArgs& args) override;
+  void latent_attention(const RowCache& cache, const LatentAttentionArgs& args) override;
 
   // Positions.
   RopeTable rope_table(const RowBatch& rows, const Vector& inv_freq, double attention_factor) override {
@@ -477,6 +488,28 @@ class CudaOps : public Ops, public CudaStreamOps {
     const Tensor copy = scratch_input(x.rows, x.cols);
     cuda_to_input(stream_, matrix_of(x), input_of(copy));
     return input_of(copy);
+  }
+  // Inputs that are neighbouring columns of one tensor, the heads of a row, are rounded together.
+  std::vector<DeviceInput> rounded_inputs(std::span<const MatmulJob> jobs) {
+    std::vector<DeviceInput> inputs;
+    for (size_t first = 0, end = 0; first < jobs.size(); first = end) {
+      Tensor all = jobs[first].x;
+      for (end = first + 1; end < jobs.size() && !all.rounded; ++end) {
+        const Tensor next = jobs[end].x;
+        if (next.rounded || next.data != all.data + all.cols || next.rows != all.rows || next.stride != all.stride ||
+            all.cols % 8 != 0) {
+          break;
+        }
+        all.cols += next.cols;
+      }
+      DeviceInput part = rounded(all);
+      for (size_t i = first; i < end; ++i) {
+        part.cols = jobs[i].x.cols;
+        inputs.push_back(part);
+        part.data += part.cols;
+      }
+    }
+    return inputs;
   }
   static CudaTreeSum tree_of(std::span<const Tensor> parts, std::span<const AddStep> steps) {
     CudaTreeSum sum;

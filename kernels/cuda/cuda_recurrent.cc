@@ -8,7 +8,7 @@ namespace tensorfold {
 
 bool CudaOps::supports_state(const StateShape& shape) const {
   if (const auto* delta = std::get_if<DeltaNetShape>(&shape); delta != nullptr) {
-    return !delta->channel_decay && delta_net_shape_error(*delta).empty();
+    return delta_net_shape_error(*delta).empty();
   }
   if (const auto* conv = std::get_if<ShortConvShape>(&shape); conv != nullptr) {
     return short_conv_shape_error(*conv).empty();
@@ -46,6 +46,7 @@ void CudaOps::delta_net(const DeltaNetArgs& in) {
   args.a_log = vector_data(in.a_log);
   args.dt_bias = vector_data(in.dt_bias);
   args.norm = vector_data(in.norm);
+  args.decay_floor = in.decay_floor;
   args.sigmoid_gate = in.sigmoid_gate;
   args.k_head_of = head_map(in.shape->k_head_of);
   args.eps = in.eps;

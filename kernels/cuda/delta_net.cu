@@ -22,35 +22,15 @@ constexpr int kRun = 8;         // rows a warp of the inputs takes
 constexpr int kOutputRows = 4;  // rows a warp of the outputs takes
 constexpr int kFewRows = 64;    // up to here one launch does all
 
-// Group and step of a slot.
-struct Slot {
-  int g = -1;
-  int i = 0;
-};
-// False for padding and for slots of replayed rows that are not in use.
-__device__ __forceinline__ bool find_slot(const DeltaParams& p, int64_t slot, Slot* at) {
-  if (slot < p.rows) {
-    at->g = p.group_of[slot];
-    if (at->g < 0) return false;
-    const DeviceGroup& group = p.groups[at->g];
-    at->i = group.accepted + static_cast<int>(slot) - group.first_row;
-    return true;
-  }
-  const int replay = static_cast<int>(slot - p.rows);
-  at->g = replay / p.window;
-  at->i = replay % p.window;
-  return at->g < *p.group_count && at->i < p.groups[at->g].accepted;
-}
-
 // Convolution of 4 channels a lane for a warp's rows; store(slot, result) takes each. In the middle of a prompt all
 // inputs are rows of the pass one after another, and each is loaded once.
 template <typename Store>
 __device__ __forceinline__ void convolve_run(const DeltaParams& p, int64_t first, int64_t slots, int v_head,
                                              int in_state, int64_t in_pass, const Store& store) {
   const float* weights = p.conv + in_pass * p.taps;
-  Slot begin, end;
-  const bool plain = p.taps == 4 && first + kRun <= p.rows && find_slot(p, first, &begin) &&
-                     find_slot(p, first + kRun - 1, &end) && begin.g == end.g &&
+  DeltaSlot begin, end;
+  const bool plain = p.taps == 4 && first + kRun <= p.rows && delta_find_slot(p, first, &begin) &&
+                     delta_find_slot(p, first + kRun - 1, &end) && begin.g == end.g &&
                      first - 3 >= p.groups[begin.g].first_row;
   if (plain) {
     float4 x[kRun + 3], w[4];
@@ -65,8 +45,8 @@ __device__ __forceinline__ void convolve_run(const DeltaParams& p, int64_t first
   }
 #pragma unroll 1
   for (int64_t slot = first; slot < min(first + kRun, slots); ++slot) {
-    Slot at;
-    if (!find_slot(p, slot, &at)) continue;
+    DeltaSlot at;
+    if (!delta_find_slot(p, slot, &at)) continue;
     const DeltaWork work(p, p.groups[at.g], p.states[at.g], v_head);
     const auto from = [&](int t) { return load_four(delta_raw(p, work, at.i + t - (p.taps - 1), in_state, in_pass)); };
     if (p.taps == 4) {
@@ -107,8 +87,8 @@ __global__ void __launch_bounds__(32 * kWarpsABlock, 2) delta_inputs_kernel(cons
   }
 #pragma unroll 1
   for (int64_t slot = first; slot < min(first + kRun, slots); ++slot) {
-    Slot at;
-    if (!find_slot(p, slot, &at)) continue;
+    DeltaSlot at;
+    if (!delta_find_slot(p, slot, &at)) continue;
     for (int h = lane; h < p.v_heads; h += 32) {
       const DeltaWork work(p, p.groups[at.g], p.states[at.g], h);
       const DeltaGate gate = delta_gate(p, work, at.i, h);
@@ -156,7 +136,7 @@ __global__ void __launch_bounds__(32 * kWarpsABlock) delta_outputs_kernel(const 
 }
 
 DeltaStateLayout state_layout(const DeltaNetShape& s) {
-  return delta_state_layout(s.dk, s.dv, s.conv_kernel, s.max_window);
+  return delta_state_layout(s.dk, s.dv, s.conv_kernel, s.max_window, s.channel_decay ? s.dk : 1);
 }
 
 struct Workspace {
@@ -179,19 +159,16 @@ void launch_inputs(cudaStream_t stream, const DeltaParams& p) {
   launch_kernel(delta_inputs_kernel, grid, dim3(32 * kWarpsABlock), 0, stream, "delta net inputs", p);
 }
 
-void launch_outputs(cudaStream_t stream, const DeltaParams& p) {
-  constexpr int kRows = kWarpsABlock * kOutputRows;
-  const int row_blocks = (p.rows + kRows - 1) / kRows;
-  const dim3 grid(static_cast<unsigned>(p.v_heads), static_cast<unsigned>(row_blocks + p.max_groups));
-  launch_kernel(delta_outputs_kernel, grid, dim3(32 * kWarpsABlock), 0, stream, "delta net outputs", p);
-}
-
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 }  // namespace
 
 std::string delta_net_shape_error(const DeltaNetShape& s) {
-  if (s.dk != 32 && s.dk != 64 && s.dk != 128) {
+  if (s.channel_decay && (s.dk < 8 || s.dk > 128 || s.dk % 8 != 0)) {
+    return "delta net with decays of channels: key heads of " + std::to_string(s.dk) +
+           " dims; the CUDA kernels want a multiple of 8 up to 128";
+  }
+  if (!s.channel_decay && s.dk != 32 && s.dk != 64 && s.dk != 128) {
     return "gated delta net: key heads of " + std::to_string(s.dk) + " dims; the CUDA kernels have 32, 64 and 128";
   }
   if (s.dv < 8 || s.dv > 256 || s.dv % 8 != 0) {
@@ -208,6 +185,13 @@ std::string delta_net_shape_error(const DeltaNetShape& s) {
   return {};
 }
 
+void cuda_delta_outputs(cudaStream_t stream, const DeltaParams& p) {
+  constexpr int kRows = kWarpsABlock * kOutputRows;
+  const int row_blocks = (p.rows + kRows - 1) / kRows;
+  const dim3 grid(static_cast<unsigned>(p.v_heads), static_cast<unsigned>(row_blocks + p.max_groups));
+  launch_kernel(delta_outputs_kernel, grid, dim3(32 * kWarpsABlock), 0, stream, "delta net outputs", p);
+}
+
 std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const DeltaNetShape& shape, cudaStream_t stream,
                                                                std::string* error) {
   const std::string wrong = delta_net_shape_error(shape);
@@ -219,6 +203,7 @@ std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const DeltaNetSha
 }
 
 int64_t cuda_delta_net_workspace(const DeviceRows& rows, const DeltaNetShape& shape) {
+  if (shape.channel_decay) return cuda_kimi_delta_workspace(rows.rows, rows.max_groups, shape);
   return workspace_layout(rows, shape).floats;
 }
 
@@ -227,13 +212,12 @@ void cuda_delta_net(cudaStream_t stream, const DeviceRows& rows, const CudaDelta
   if (rows.rows <= 0 || rows.max_groups <= 0) return;
   kernel_check(delta_net_shape_error(s).empty(), "delta net: a shape that the kernels do not have");
   kernel_check(args.qkv.cols == s.channels() && args.z.cols == s.v_heads * s.dv && args.out.cols == args.z.cols &&
-                   args.b.cols == s.v_heads && args.a.cols == s.v_heads,
+                   args.b.cols == s.v_heads && args.a.cols == s.decays(),
                "delta net: shapes differ");
   kernel_check(args.qkv.stride % 4 == 0 && args.z.stride % 4 == 0 && args.out.stride % 8 == 0 &&
                    aligned(args.qkv.data) && aligned(args.z.data) && aligned(args.out.data) &&
                    aligned(args.workspace) && aligned(args.norm) && aligned(args.conv),
                "delta net: rows that are not aligned to 16 bytes");
-  const Workspace at = workspace_layout(rows, s);
   DeltaParams p;
   p.group_count = rows.group_count;
   p.groups = rows.groups;
@@ -247,7 +231,6 @@ void cuda_delta_net(cudaStream_t stream, const DeviceRows& rows, const CudaDelta
   p.v_heads = static_cast<int32_t>(s.v_heads);
   p.dk = static_cast<int32_t>(s.dk);
   p.dv = static_cast<int32_t>(s.dv);
-  p.sigmoid_gate = args.sigmoid_gate;
   p.eps = args.eps;
   p.q_scale = 1.0f / std::sqrt(static_cast<float>(s.dk));
   p.qkv = args.qkv;
@@ -261,13 +244,18 @@ void cuda_delta_net(cudaStream_t stream, const DeviceRows& rows, const CudaDelta
   p.norm = args.norm;
   p.k_head_of = args.k_head_of;
   p.state = state_layout(s);
+  p.decays = s.channel_decay ? p.dk : 1;
+  p.decay_floor = args.decay_floor;
+  p.sigmoid_gate = s.channel_decay || args.sigmoid_gate;
+  if (s.channel_decay) return cuda_kimi_delta(stream, p, args.workspace);
+  const Workspace at = workspace_layout(rows, s);
   p.y = args.workspace;
   if (rows.rows <= kFewRows) return cuda_delta_few(stream, p);
   p.qk = args.workspace + at.qk;
   p.gates = reinterpret_cast<DeltaGate*>(args.workspace + at.gates);
   launch_inputs(stream, p);
   cuda_delta_steps(stream, p);
-  launch_outputs(stream, p);
+  cuda_delta_outputs(stream, p);
 }
 
 }  // namespace tensorfold

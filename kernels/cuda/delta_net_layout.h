@@ -13,19 +13,21 @@ struct DeltaStateLayout {
   int64_t arrivals = 0;    // int32: blocks of the head that are done with a pass; zero between passes
   int64_t rows = 0;        // [taps - 1 + max_window, row_floats]: the convolution's history, then the kept rows
   int64_t b = 0;           // [max_window], of the kept rows
-  int64_t a = 0;           // [max_window]
+  int64_t a = 0;           // [max_window, decays of a head]
   int64_t head = 0;        // floats of a head
   int32_t row_floats = 0;  // q, k of the key head and v of the head
 };
 
-constexpr DeltaStateLayout delta_state_layout(int64_t dk, int64_t dv, int64_t taps, int64_t window) {
+/// `decays`: 1, or dk where each key channel has its own.
+constexpr DeltaStateLayout delta_state_layout(int64_t dk, int64_t dv, int64_t taps, int64_t window,
+                                              int64_t decays = 1) {
   DeltaStateLayout at;
   at.row_floats = static_cast<int32_t>(2 * dk + dv);
   at.arrivals = dv * dk;
   at.rows = at.arrivals + 4;
   at.b = at.rows + (taps - 1 + window) * at.row_floats;
   at.a = at.b + round_to_four(window);
-  at.head = (at.a + window + 31) / 32 * 32;  // heads start at whole lines
+  at.head = (at.a + window * decays + 31) / 32 * 32;  // heads start at whole lines
   return at;
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/delta_net_layout.h"
 #include "kernels/cuda/device.h"
+#include "kernels/ops/states.h"
 
 namespace tensorfold {
 
@@ -29,6 +30,8 @@ struct DeltaParams {
   bool sigmoid_gate = false;  // of the output, else silu
   float eps = 0.0f;
   float q_scale = 0.0f;
+  int32_t decays = 1;        // of a value head: 1, or dk (then the steps are kimi_delta.cu's)
+  float decay_floor = 0.0f;  // of decays of channels
   DeviceMatrix qkv, z, b, a;
   DeviceInput out;
   const float* conv = nullptr;
@@ -41,10 +44,20 @@ struct DeltaParams {
   float* y = nullptr;          // [rows, v_heads * dv]
   float* qk = nullptr;         // [slots, k_heads, {q, k}, dk], after convolution, silu and normalisation
   DeltaGate* gates = nullptr;  // [slots, v_heads]
+  // Of decays of channels, in the place of gates.
+  float* v = nullptr;      // [slots, v_heads, dv], after convolution and silu
+  float* decay = nullptr;  // [slots, v_heads, dk]
+  float* beta = nullptr;   // [slots, v_heads]
 };
 
 /// Enqueue the recurrence (delta_net_steps.cu): all of the operation for few rows, or between inputs and outputs.
 void cuda_delta_few(cudaStream_t stream, DeltaParams params);
 void cuda_delta_steps(cudaStream_t stream, DeltaParams params);
+/// Norms, gates, and the state's history and kept rows (delta_net.cu); the last of several launches.
+void cuda_delta_outputs(cudaStream_t stream, const DeltaParams& params);
+
+/// All of the operation with decays of channels (kimi_delta.cu); `workspace` has as many floats as the first says.
+int64_t cuda_kimi_delta_workspace(int64_t rows, int64_t max_groups, const DeltaNetShape& shape);
+void cuda_kimi_delta(cudaStream_t stream, DeltaParams params, float* workspace);
 
 }  // namespace tensorfold

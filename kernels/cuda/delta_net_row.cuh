@@ -29,6 +29,26 @@ struct DeltaWork {
   }
 };
 
+/// Group and step of a slot (DeltaParams).
+struct DeltaSlot {
+  int g = -1;
+  int i = 0;
+};
+/// False for padding and for slots of replayed rows that are not in use.
+__device__ __forceinline__ bool delta_find_slot(const DeltaParams& p, int64_t slot, DeltaSlot* at) {
+  if (slot < p.rows) {
+    at->g = p.group_of[slot];
+    if (at->g < 0) return false;
+    const DeviceGroup& group = p.groups[at->g];
+    at->i = group.accepted + static_cast<int>(slot) - group.first_row;
+    return true;
+  }
+  const int replay = static_cast<int>(slot - p.rows);
+  at->g = replay / p.window;
+  at->i = replay % p.window;
+  return at->g < *p.group_count && at->i < p.groups[at->g].accepted;
+}
+
 /// Inputs of the convolution at step i (negative ones are history): `in_state` is the offset in a row of the state,
 /// `in_pass` that in a row of the pass.
 __device__ __forceinline__ const float* delta_raw(const DeltaParams& p, const DeltaWork& work, int i, int in_state,
@@ -168,7 +188,13 @@ __device__ __forceinline__ void delta_keep(const DeltaParams& p, const DeltaWork
 #pragma unroll 1
   for (int r = thread; r < tentative; r += threads) {
     work.head[p.state.b + r] = p.b.data[work.row(work.commit + r) * p.b.stride + v_head];
-    work.head[p.state.a + r] = p.a.data[work.row(work.commit + r) * p.a.stride + v_head];
+    if (p.decays == 1) work.head[p.state.a + r] = p.a.data[work.row(work.commit + r) * p.a.stride + v_head];
+  }
+  if (p.decays == 1) return;
+#pragma unroll 1
+  for (int item = thread; item < tentative * p.decays; item += threads) {
+    const int64_t row = work.row(work.commit + item / p.decays);
+    work.head[p.state.a + item] = p.a.data[row * p.a.stride + v_head * p.decays + item % p.decays];
   }
 }
 

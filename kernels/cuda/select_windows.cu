@@ -321,48 +321,28 @@ int64_t cuda_select_workspace(const DeviceRows& rows, int64_t window_tokens, int
   return plan.piece * plan.row_words * 4;
 }
 
-void cuda_select_windows(cudaStream_t stream, const DeviceRows& rows, const CudaSelectWindows& args) {
-  const int64_t most = args.out.cols, tokens = args.layer.tokens;
-  kernel_check(args.heads >= 1 && args.q.cols == args.heads * args.layer.width && args.q.rows == rows.rows &&
-                   args.out.rows == rows.rows && most >= 1,
-               "select_windows: shapes differ");
-  kernel_check(most <= kMostChosen, "select_windows: a row may choose at most 4096 windows in the CUDA kernels");
+void cuda_choose_windows(cudaStream_t stream, const DeviceRows& rows, int64_t tokens, DeviceMatrix out, void* workspace,
+                         const ScoreWindows& score) {
+  const int64_t most = out.cols;
+  kernel_check(out.rows == rows.rows && most >= 1, "choice of windows: shapes differ");
+  kernel_check(most <= kMostChosen, "choice of windows: a row may choose at most 4096 in the CUDA kernels");
   // Windows are told as whole fp32 numbers.
-  kernel_check(rows.max_keys / tokens <= (int64_t{1} << 24), "select_windows: more than 2^24 windows");
+  kernel_check(rows.max_keys / tokens <= (int64_t{1} << 24), "choice of windows: more than 2^24 windows");
   const Plan plan = plan_of(rows, tokens, most);
   const int64_t bound = rows.max_keys / tokens;
   const bool scored = bound > most;
   for (int64_t first = 0; first < rows.rows; first += plan.piece) {
     const int64_t count = std::min<int64_t>(plan.piece, rows.rows - first);
-    uint32_t* memory = static_cast<uint32_t*>(args.workspace);
+    uint32_t* memory = static_cast<uint32_t*>(workspace);
     ChoiceParams c = {};
     c.group_of = rows.group_of + first;
     c.positions = rows.positions + first;
     c.keys = memory;
-    c.out = args.out.data + first * args.out.stride;
-    c.out_stride = args.out.stride;
+    c.out = out.data + first * out.stride;
+    c.out_stride = out.stride;
     c.tokens = static_cast<int>(tokens);
     c.most = static_cast<int>(most);
-    if (scored) {
-      ScoreParams p = {};
-      p.layer = args.layer;
-      p.group_of = c.group_of;
-      p.positions = c.positions;
-      p.groups = rows.groups;
-      p.pages = rows.pages;
-      p.q = args.q.data + first * args.q.stride;
-      p.q_stride = args.q.stride;
-      p.keys = memory;
-      p.stride = plan.stride[0];
-      p.rows = static_cast<int>(count);
-      p.heads = static_cast<int>(args.heads);
-      p.most = static_cast<int>(most);
-      p.scale = args.scale;
-      p.fours = args.layer.width % 4 == 0 && by_fours(args.q) && aligned_to(args.layer.data, 16);
-      const dim3 grid(static_cast<unsigned>((bound + kTileWindows - 1) / kTileWindows),
-                      static_cast<unsigned>((count + kTileRows - 1) / kTileRows));
-      if (!launch_kernel(score_kernel, grid, dim3(32 * kTileRows), 0, stream, "scores of windows", p)) return;
-    }
+    if (scored && !score(first, count, memory, plan.stride[0])) return;
     int64_t at = count * plan.stride[0], items = bound;
     for (c.level = 0; c.level < (scored ? plan.levels : 1); ++c.level) {
       const bool last = !scored || c.level + 1 == plan.levels;
@@ -382,6 +362,34 @@ void cuda_select_windows(cudaStream_t stream, const DeviceRows& rows, const Cuda
       items = blocks * most;
     }
   }
+}
+
+void cuda_select_windows(cudaStream_t stream, const DeviceRows& rows, const CudaSelectWindows& args) {
+  const int64_t tokens = args.layer.tokens;
+  kernel_check(args.heads >= 1 && args.q.cols == args.heads * args.layer.width && args.q.rows == rows.rows,
+               "select_windows: shapes differ");
+  const int64_t bound = rows.max_keys / tokens;
+  const auto score = [&](int64_t first, int64_t count, uint32_t* keys, int64_t stride) {
+    ScoreParams p = {};
+    p.layer = args.layer;
+    p.group_of = rows.group_of + first;
+    p.positions = rows.positions + first;
+    p.groups = rows.groups;
+    p.pages = rows.pages;
+    p.q = args.q.data + first * args.q.stride;
+    p.q_stride = args.q.stride;
+    p.keys = keys;
+    p.stride = stride;
+    p.rows = static_cast<int>(count);
+    p.heads = static_cast<int>(args.heads);
+    p.most = static_cast<int>(args.out.cols);
+    p.scale = args.scale;
+    p.fours = args.layer.width % 4 == 0 && by_fours(args.q) && aligned_to(args.layer.data, 16);
+    const dim3 grid(static_cast<unsigned>((bound + kTileWindows - 1) / kTileWindows),
+                    static_cast<unsigned>((count + kTileRows - 1) / kTileRows));
+    return launch_kernel(score_kernel, grid, dim3(32 * kTileRows), 0, stream, "scores of windows", p);
+  };
+  cuda_choose_windows(stream, rows, tokens, args.out, args.workspace, score);
 }
 
 }  // namespace tensorfold

@@ -1,6 +1,8 @@
 // Attention over chosen keys: which windows of pooled index keys a row sees.
 #pragma once
 
+#include <functional>
+
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/row_cache.h"
 #include "kernels/numerics/host_device.h"
@@ -19,6 +21,15 @@ TF_HOST_DEVICE inline uint32_t score_key(uint32_t bits) {
   if (magnitude > 0x7f800000u) return 1;
   return magnitude != 0 && bits != magnitude ? ~bits : magnitude | 0x80000000u;
 }
+
+/// Enqueues the scores of `count` rows from `first_row` on: score_key() of window w of the i-th at keys[i * stride +
+/// w], for the windows that end at or before the row's position; rows that have at most as many as they may choose need
+/// none. False if that failed.
+using ScoreWindows = std::function<bool(int64_t first_row, int64_t count, uint32_t* keys, int64_t stride)>;
+/// The choice by (score descending, window ascending, NaN last) for out [rows, most], most at most kMostChosen; rows of
+/// no group choose nothing.
+void cuda_choose_windows(cudaStream_t stream, const DeviceRows& rows, int64_t window_tokens, DeviceMatrix out,
+                         void* workspace, const ScoreWindows& score);
 
 /// Ops::select_windows. out [rows, most], most at most kMostChosen; rows of no group choose nothing.
 struct CudaSelectWindows {

@@ -337,6 +337,8 @@ class Ops {
   // Arithmetic. ---------------------------------------------------------------------------------------------------
   /// out[r, :] = table[tokens[r], :], dequantised.
   virtual void embed(const Weight& table, const RowBatch& rows, Tensor out) = 0;
+  /// Whole numbers up to here are exact as weights: what a table of numbers that embed() reads may hold.
+  virtual int64_t largest_exact_number() const { return int64_t{1} << 24; }
   /// out[r, n] = sum_k w[n, k] x[r, k]; 16 lanes over k, folded by the fixed tree.
   virtual void matmul(const Weight& w, Tensor x, Tensor out) = 0;
   /// Independent matmuls, the same bits as one after another; a backend may run them as one launch.

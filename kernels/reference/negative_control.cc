@@ -122,6 +122,7 @@ class NegativeControl : public Ops {
     inner_->attention(cache, layer, args);
   }
   void delta_net(const DeltaNetArgs& args) override { inner_->delta_net(args); }
+  int64_t largest_exact_number() const override { return inner_->largest_exact_number(); }
   bool supports_latents() const override { return inner_->supports_latents(); }
   void layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out) override {
     inner_->layer_norm(x, weight, bias, eps, out);

@@ -28,9 +28,12 @@ struct Layer {
   std::vector<float> conv, a_log, dt_bias, norm;
   std::vector<Token> tokens;
   float eps = 1e-6f;
+  float decay_floor = -5.0f;
   bool sigmoid_gate = false;
 
-  Layer(int64_t k_heads, int64_t v_heads, int64_t dk, int64_t dv, int64_t taps, int count, uint32_t seed) {
+  Layer(int64_t k_heads, int64_t v_heads, int64_t dk, int64_t dv, int64_t taps, int count, uint32_t seed,
+        bool channels = false) {
+    shape.channel_decay = channels;
     shape.k_heads = k_heads;
     shape.v_heads = v_heads;
     shape.dk = dk;
@@ -40,12 +43,12 @@ struct Layer {
     const auto size = [](int64_t n) { return static_cast<size_t>(n); };
     conv = random_floats(size(shape.channels() * taps), seed + 1, 0.6f);
     a_log = random_floats(size(v_heads), seed + 2, 1.0f);
-    dt_bias = random_floats(size(v_heads), seed + 3, 1.0f);
+    dt_bias = random_floats(size(shape.decays()), seed + 3, 1.0f);
     norm = random_floats(size(dv), seed + 4, 1.0f);
     for (int i = 0; i < count; ++i) {
       const uint32_t s = seed + 100 + 4 * static_cast<uint32_t>(i);
       Token token{random_floats(size(shape.channels()), s), random_floats(size(v_heads * dv), s + 1),
-                  random_floats(size(v_heads), s + 2), random_floats(size(v_heads), s + 3, 2.0f)};
+                  random_floats(size(v_heads), s + 2), random_floats(size(shape.decays()), s + 3, 2.0f)};
       // Decays of every kind: next to 1, and rows that forget everything.
       if (i % 13 == 5) token.a.assign(token.a.size(), -9.0f);
       if (i % 29 == 17) token.a.assign(token.a.size(), 60.0f);
@@ -96,8 +99,15 @@ std::vector<std::vector<double>> reference(const Layer& layer, int count) {
     for (int64_t h = 0; h < s.v_heads; ++h) {
       const auto at = static_cast<size_t>(h);
       const double beta = sigmoid(token.b[at]);
-      const double x = double{token.a[at]} + layer.dt_bias[at];
-      const double decay = std::exp(-std::exp(double{layer.a_log[at]}) * (x > 20 ? x : std::log1p(std::exp(x))));
+      const double rate = std::exp(double{layer.a_log[at]});
+      const auto decay_of = [&](int64_t i) {
+        const auto c = s.channel_decay ? static_cast<size_t>(h * s.dk + i) : at;
+        const double x = double{token.a[c]} + layer.dt_bias[c];
+        if (s.channel_decay) return std::exp(layer.decay_floor * sigmoid(rate * x));
+        return std::exp(-rate * (x > 20 ? x : std::log1p(std::exp(x))));
+      };
+      std::vector<double> decay;
+      for (int64_t i = 0; i < s.dk; ++i) decay.push_back(decay_of(i));
       const double* q = mixed.data() + s.k_head_of[at] * s.dk;
       const double* k = q + s.k_heads * s.dk;
       const double* v = mixed.data() + 2 * s.k_heads * s.dk + h * s.dv;
@@ -106,7 +116,7 @@ std::vector<std::vector<double>> reference(const Layer& layer, int count) {
       for (int64_t c = 0; c < s.dv; ++c) {
         double* column = state.data() + h * s.dk * s.dv + c;
         double r = 0, sum = 0;
-        for (int64_t i = 0; i < s.dk; ++i) r += k[i] * (column[i * s.dv] *= decay);
+        for (int64_t i = 0; i < s.dk; ++i) r += k[i] * (column[i * s.dv] *= decay[static_cast<size_t>(i)]);
         for (int64_t i = 0; i < s.dk; ++i) sum += q[i] * (column[i * s.dv] += k[i] * (v[c] - r) * beta);
         y[static_cast<size_t>(c)] = sum;
         squares += sum * sum;
@@ -115,7 +125,7 @@ std::vector<std::vector<double>> reference(const Layer& layer, int count) {
       for (int64_t c = 0; c < s.dv; ++c) {
         const auto i = static_cast<size_t>(h * s.dv + c);
         out[i] = y[static_cast<size_t>(c)] * scale * layer.norm[static_cast<size_t>(c)] *
-                 (layer.sigmoid_gate ? sigmoid(token.z[i]) : silu(token.z[i]));
+                 (s.channel_decay || layer.sigmoid_gate ? sigmoid(token.z[i]) : silu(token.z[i]));
       }
     }
     all.push_back(out);
@@ -168,6 +178,7 @@ class Runner {
     for (const Window& w : windows) real += static_cast<int>(w.tokens.size());
     const int rows = real + padding, max_groups = static_cast<int>(windows.size()) + spare;
     const int64_t wide = s.channels() + 16, z_wide = s.v_heads * s.dv, heads_wide = s.v_heads + 3;
+    const int64_t a_wide = s.decays() + 3;
     const int64_t out_wide = s.v_heads * s.dv + 8;
     std::vector<float> qkv, z, b, a;
     std::vector<int32_t> group_of(static_cast<size_t>(rows), -1);
@@ -189,11 +200,11 @@ class Runner {
         append(&qkv, token.qkv, wide);
         append(&z, token.z, z_wide);
         append(&b, token.b, heads_wide);
-        append(&a, token.a, heads_wide);
+        append(&a, token.a, a_wide);
         group_of[static_cast<size_t>(row++)] = static_cast<int32_t>(g);
       }
     }
-    for (auto [part, width] : {std::pair{&qkv, wide}, {&z, z_wide}, {&b, heads_wide}, {&a, heads_wide}}) {
+    for (auto [part, width] : {std::pair{&qkv, wide}, {&z, z_wide}, {&b, heads_wide}, {&a, a_wide}}) {
       part->resize(static_cast<size_t>(rows * width), kNan);
     }
     DeviceArray<float> d_qkv(qkv), d_z(z), d_b(b), d_a(a);
@@ -219,7 +230,8 @@ class Runner {
     args.qkv = {d_qkv.data(), rows, s.channels(), wide};
     args.z = {d_z.data(), rows, s.v_heads * s.dv, z_wide};
     args.b = {d_b.data(), rows, s.v_heads, heads_wide};
-    args.a = {d_a.data(), rows, s.v_heads, heads_wide};
+    args.a = {d_a.data(), rows, s.decays(), a_wide};
+    args.decay_floor = layer_.decay_floor;
     args.conv = conv_.data();
     args.a_log = a_log_.data();
     args.dt_bias = dt_bias_.data();
@@ -347,7 +359,7 @@ void check_values(const Layer& layer, int count, int spare, int padding = 0) {
 constexpr int kMany = 70;  // with so many rows of padding a pass has many rows
 
 // Protects the values: all key dims, few and many rows, odd value dims, convolutions of 1, 2 and 5 taps, rows that
-// forget and rows that do not.
+// forget and rows that do not, decays of heads and of channels.
 TEST(CudaDeltaNet, AgreesWithDoublePrecision) {
   TF_NEED_GPU();
   for (const int padding : {0, kMany}) {
@@ -359,6 +371,11 @@ TEST(CudaDeltaNet, AgreesWithDoublePrecision) {
     check_values(Layer(3, 3, 64, 8, 1, 20, 17), 20, 0, padding);
     check_values(Layer(1, 2, 32, 256, 5, 20, 18), 20, 0, padding);
     check_values(Layer(1, 2, 128, 136, 4, 20, 19), 20, 60, padding);
+    check_values(Layer(2, 2, 16, 16, 4, 40, 81, true), 40, 0, padding);
+    check_values(Layer(3, 3, 128, 128, 4, 50, 82, true), 50, 20, padding);
+    check_values(Layer(2, 4, 64, 136, 3, 30, 83, true), 30, 0, padding);
+    check_values(Layer(1, 2, 96, 24, 1, 20, 84, true), 20, 0, padding);
+    check_values(Layer(1, 1, 32, 256, 5, 20, 85, true), 20, 0, padding);
   }
   check_values(Layer(2, 6, 128, 128, 4, 150, 14), 150, 0);
 }
@@ -376,7 +393,8 @@ TEST(CudaDeltaNet, SigmoidGateAgreesWithDoublePrecision) {
 TEST(CudaDeltaNet, ChunksChangeNoBit) {
   TF_NEED_GPU();
   for (const Layer& layer :
-       {Layer(2, 4, 32, 32, 4, 150, 21), Layer(1, 2, 64, 64, 4, 150, 22), Layer(1, 3, 128, 128, 4, 150, 23)}) {
+       {Layer(2, 4, 32, 32, 4, 150, 21), Layer(1, 2, 64, 64, 4, 150, 22), Layer(1, 3, 128, 128, 4, 150, 23),
+        Layer(2, 2, 16, 16, 4, 150, 24, true), Layer(2, 2, 128, 128, 4, 150, 25, true)}) {
     Runner runner(layer);
     const auto whole = runner.state();
     const std::vector<Row> want = runner.serial(whole.get(), 150, 150);
@@ -392,7 +410,8 @@ TEST(CudaDeltaNet, ChunksChangeNoBit) {
 // Protects the choice of kernels and blocks: one launch or three, a block a head or several, the same bits.
 TEST(CudaDeltaNet, BlocksChangeNoBit) {
   TF_NEED_GPU();
-  for (const auto& layer : {Layer(2, 6, 128, 128, 4, 50, 31), Layer(1, 2, 64, 200, 3, 50, 32)}) {
+  for (const auto& layer :
+       {Layer(2, 6, 128, 128, 4, 50, 31), Layer(1, 2, 64, 200, 3, 50, 32), Layer(2, 2, 128, 128, 4, 50, 33, true)}) {
     Runner runner(layer);
     const auto several = runner.state();
     const std::vector<Row> want = runner.serial(several.get(), 50, 50);
@@ -453,28 +472,32 @@ TEST(CudaDeltaNet, RejectedRowsLeaveNoTrace) {
   check_windows(Layer(1, 3, 128, 128, 4, 40, 42), 0, 0);
   check_windows(Layer(1, 3, 128, 128, 4, 20, 42), 100, 0);
   check_windows(Layer(1, 3, 64, 128, 5, 20, 43), 0, kMany);
+  check_windows(Layer(2, 2, 16, 16, 4, 40, 44, true), 0, 0);
+  check_windows(Layer(2, 2, 128, 128, 4, 20, 45, true), 3, kMany);
 }
 
 // Protects a commit that comes without rows: accepted rows advance the state, which then equals the serial one.
 TEST(CudaDeltaNet, CommitWithoutRows) {
   TF_NEED_GPU();
-  const Layer layer(2, 4, 64, 64, 4, 30, 51);
-  Runner runner(layer);
-  for (int accepted = 0; accepted <= 16; ++accepted) {
-    const auto state = runner.state(), serial = runner.state(), other = runner.state();
-    runner.pass({{state.get(), Runner::range(0, 17), 0, 1}});
-    // Another sequence has rows, so that the pass is not empty.
-    runner.pass({{state.get(), {}, accepted, 0}, {other.get(), {5}, 0, 1}}, accepted % 2 == 0 ? 0 : kMany);
-    runner.serial(serial.get(), accepted + 1, 1);
-    const std::string what = "accepted " + std::to_string(accepted);
-    expect_same(runner.pass({{state.get(), {20, 21}, 0, 2}}), runner.pass({{serial.get(), {20, 21}, 0, 2}}), what);
+  for (const Layer& layer : {Layer(2, 4, 64, 64, 4, 30, 51), Layer(2, 2, 48, 32, 4, 30, 52, true)}) {
+    Runner runner(layer);
+    for (int accepted = 0; accepted <= 16; ++accepted) {
+      const auto state = runner.state(), serial = runner.state(), other = runner.state();
+      runner.pass({{state.get(), Runner::range(0, 17), 0, 1}});
+      // Another sequence has rows, so that the pass is not empty.
+      runner.pass({{state.get(), {}, accepted, 0}, {other.get(), {5}, 0, 1}}, accepted % 2 == 0 ? 0 : kMany);
+      runner.serial(serial.get(), accepted + 1, 1);
+      const std::string what = "accepted " + std::to_string(accepted);
+      expect_same(runner.pass({{state.get(), {20, 21}, 0, 2}}), runner.pass({{serial.get(), {20, 21}, 0, 2}}), what);
+    }
   }
 }
 
 // Protects sequences from each other: alone, in any place, beside prompts, windows, NaN and infinities, with padding.
 TEST(CudaDeltaNet, NeighboursChangeNoBit) {
   TF_NEED_GPU();
-  for (Layer layer : {Layer(2, 4, 32, 32, 4, 40, 61), Layer(2, 6, 128, 128, 4, 40, 62)}) {
+  for (Layer layer :
+       {Layer(2, 4, 32, 32, 4, 40, 61), Layer(2, 6, 128, 128, 4, 40, 62), Layer(2, 2, 48, 32, 4, 40, 63, true)}) {
     const int bad = layer.add_bad_token(kNan), worse = layer.add_bad_token(std::numeric_limits<float>::infinity());
     Runner runner(layer);
     const auto alone = runner.state();
@@ -527,8 +550,9 @@ TEST(CudaDeltaNet, GraphResetAndCopy) {
 
 // Protects users of models that the kernels do not have: a sentence, no crash. Needs no GPU: nothing is allocated.
 TEST(CudaDeltaNet, RefusesOtherShapes) {
-  const auto refused = [](int64_t dk, int64_t dv, int64_t taps) {
+  const auto refused = [](int64_t dk, int64_t dv, int64_t taps, bool channels = false) {
     DeltaNetShape shape;
+    shape.channel_decay = channels;
     shape.k_heads = shape.v_heads = 1;
     shape.dk = dk;
     shape.dv = dv;
@@ -539,6 +563,7 @@ TEST(CudaDeltaNet, RefusesOtherShapes) {
     return error;
   };
   EXPECT_NE(refused(96, 128, 4).find("key heads of 96 dims"), std::string::npos);
+  EXPECT_NE(refused(136, 128, 4, true).find("multiple of 8 up to 128"), std::string::npos);
   EXPECT_NE(refused(128, 100, 4).find("value heads of 100 dims"), std::string::npos);
   EXPECT_NE(refused(128, 264, 4).find("value heads of 264 dims"), std::string::npos);
   EXPECT_NE(refused(128, 128, 17).find("convolution of 17 taps"), std::string::npos);

@@ -258,7 +258,7 @@ absl::Status V4Attention::add_to(PassContext& pass, int layer, const Rotations& 
     args.selected = choose(pass, layer, rope, queries.columns(heads_ * dim_, config_.index_heads * config_.index_dim),
                            in.columns(at, config_.index_heads));
   }
-  args.out = ops.scratch_input(x.rows, heads_ * dim_);
+  args.out = ops.scratch(x.rows, heads_ * dim_);
   args.heads = heads_;
   args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim_)));
   args.sinks = sinks_.get();

@@ -111,9 +111,13 @@ ExpertSource owned_part(const WholeExpert& whole, const Cut& cut) {
   return part;
 }
 
-// Whole numbers up to 4096 are exact in fp32.
 absl::StatusOr<std::unique_ptr<Weight>> load_table(LoadContext& load, const std::string& tensor) {
   const ExpertsConfig& config = load.config.experts;
+  if (config.count - 1 > load.ops.largest_exact_number()) {
+    return absl::UnimplementedError(fmt::format(
+        "{}: a table of numbers up to {}, of which backend {} keeps those up to {}: run it with backend cpu", tensor,
+        config.count - 1, load.ops.fingerprint_name(), load.ops.largest_exact_number()));
+  }
   absl::StatusOr<std::vector<int64_t>> numbers =
       load.reader.integers(tensor, load.config.vocab_size, config.per_token, config.count);
   if (!numbers.ok()) return numbers.status();

@@ -26,7 +26,7 @@ absl::StatusOr<GroupedOutput> GroupedOutput::load(LoadContext& load, const std::
 }
 
 absl::Status GroupedOutput::add_to(PassContext& pass, int layer, Tensor heads, Tensor residual) const {
-  const Tensor grouped = pass.ops->scratch_input(heads.rows, groups_ * rank_);
+  const Tensor grouped = pass.ops->scratch(heads.rows, groups_ * rank_);
   const int64_t columns = group_heads_ * dim_;
   std::vector<MatmulJob> jobs;
   for (int64_t g = 0; g < groups_; ++g) {

@@ -200,7 +200,7 @@ absl::Status LatentAttentionBlock::add_to(PassContext& pass, int layer, Tensor x
   args.rows = pass.rows;
   ops.latent_attention(*pass.row_cache, args);
   pass.record(layer, "attention.latents", args.out, first_head_, heads_);
-  const Tensor mixed = ops.scratch_input(x.rows, heads_ * value_dim_);
+  const Tensor mixed = ops.scratch(x.rows, heads_ * value_dim_);
   jobs.clear();
   for (int64_t h = 0; h < heads_; ++h) {
     jobs.push_back({values_[static_cast<size_t>(h)].get(), args.out.columns(h * rank, rank),

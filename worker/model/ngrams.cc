@@ -25,8 +25,9 @@ uint64_t splitmix64(uint64_t x) {
 
 }  // namespace
 
-NgramHash::NgramHash(const NgramConfig& config, int64_t vocab, int64_t index)
-    : heads_{.heads_per_size = config.heads_per_size, .end_token = static_cast<int32_t>(config.end_token)} {
+NgramHash::NgramHash(const NgramConfig& config, int64_t vocab, int64_t index) {
+  heads_.heads_per_size = config.heads_per_size;
+  heads_.end_token = static_cast<int32_t>(config.end_token);
   const uint64_t bound = static_cast<uint64_t>(std::numeric_limits<int64_t>::max() / std::max<int64_t>(vocab, 1));
   const uint64_t half = std::max<uint64_t>(1, bound / 2);
   const uint64_t seed = static_cast<uint64_t>(config.seed) + 10007u * static_cast<uint64_t>(index);

@@ -305,7 +305,7 @@ int wrong_choices(const std::vector<float>& expected, const std::vector<int64_t>
 }
 
 // Families with operations that the CUDA backend has not: refused by name when they are loaded.
-constexpr std::array kNotOnGpu = {"qwen4_exp", "glm5_next", "deepseek_v4"};
+constexpr std::array kNotOnGpu = {"deepseek_v41"};
 
 // How far rows may be from float64. What bf16 inputs of products cost by themselves, seen on the CPU backend with
 // nothing but those rounded to bf16: dense models' worst rows are 0.028, 0.020, 0.022, 0.014 away; qwen3_5's 0.19,
@@ -313,25 +313,34 @@ constexpr std::array kNotOnGpu = {"qwen4_exp", "glm5_next", "deepseek_v4"};
 // are nearly tied a row may choose another one, which is no small error: one of qwen3_moe's 49 rows is 0.49 away and
 // the others at most 0.018; qwen3_next's worst is 0.87, with a median of 0.023; qwen3_5_moe's 0.42 (its MTP logits
 // 0.43), median 0.022; nemotron_h's 0.06 (MTP 0.18), medians 0.015 and 0.021, and, inputs moved by up to a quarter of
-// their last bf16 bit before the rounding, 0.03 to 0.80 (MTP 0.04 to 0.86).
+// their last bf16 bit before the rounding, 0.03 to 0.80 (MTP 0.04 to 0.86). Where windows of tokens are chosen the same
+// happens, and recurrences of 16-wide heads amplify more: with bf16 queries and rows of latents too, glm5_next's worst
+// is 1.31 (21 of 25 rows within 0.3), glm5_next_mtp's 1.32 (its MTP logits 1.33, 27 of 32 within 0.6),
+// deepseek_v4's 1.15 (24 of 25 within 0.15), deepseek_v4_released's 0.24 and deepseek_v4_quantised's 0.025. Rows that
+// have nothing to do with the expected ones are 4 away.
 struct Allowance {
   double worst = 4e-2;
-  double within = 1.0;  // share of the rows that must be within kGpuError
+  double within = 1.0;  // share of the rows that must be
+  double near = 4e-2;   // at most this far away
 };
-constexpr double kGpuError = 4e-2;
 
 Allowance allowance_of(const std::string& fixture) {
   if (fixture == "qwen3_5") return {0.25, 0.7};
   if (fixture == "qwen3_moe") return {1.0, 0.8};
   if (fixture == "qwen3_next" || fixture == "qwen3_5_moe" || fixture == "nemotron_h") return {1.2, 0.6};
+  if (fixture == "glm5_next") return {2.0, 0.65, 0.3};
+  if (fixture == "glm5_next_mtp") return {2.0, 0.65, 0.6};
+  if (fixture == "deepseek_v4") return {2.0, 0.8, 0.15};
+  if (fixture == "deepseek_v4_released") return {1.0, 0.8, 0.15};
+  if (fixture == "deepseek_v4_quantised") return {0.3, 0.9};
   return {};
 }
 
 void expect_accuracy(const std::string& what, const std::vector<double>& errors, const Allowance& allowed) {
-  const auto within = std::upper_bound(errors.begin(), errors.end(), kGpuError) - errors.begin();
+  const auto within = std::upper_bound(errors.begin(), errors.end(), allowed.near) - errors.begin();
   std::printf("%s: worst error %.2e of the standard deviation, median %.2e, %d of %d rows within %.0e\n", what.c_str(),
               errors.back(), errors[errors.size() / 2], static_cast<int>(within), static_cast<int>(errors.size()),
-              kGpuError);
+              allowed.near);
   EXPECT_LT(errors.back(), allowed.worst) << what;
   EXPECT_GE(static_cast<double>(within), allowed.within * static_cast<double>(errors.size())) << what;
 }
