@@ -312,7 +312,7 @@ constexpr std::array kNotOnGpu = {"nemotron_h", "glm5_next", "deepseek_v4"};
 // whose delta net of 32-wide heads amplifies them (0.05 with the delta net's own projection unrounded). Where experts
 // are nearly tied a row may choose another one, which is no small error: one of qwen3_moe's 49 rows is 0.49 away and
 // the others at most 0.018; qwen3_next's worst is 0.87, with a median of 0.023; qwen3_5_moe's 0.42 (its MTP logits
-// 0.43), median 0.022.
+// 0.43), median 0.022. qwen4_exp, whose choice of windows can change too, has the limits of those two: not measured.
 struct Allowance {
   double worst = 4e-2;
   double within = 1.0;  // share of the rows that must be within kGpuError
@@ -322,7 +322,7 @@ constexpr double kGpuError = 4e-2;
 Allowance allowance_of(const std::string& fixture) {
   if (fixture == "qwen3_5") return {0.25, 0.7};
   if (fixture == "qwen3_moe") return {1.0, 0.8};
-  if (fixture == "qwen3_next" || fixture == "qwen3_5_moe") return {1.2, 0.6};
+  if (fixture == "qwen3_next" || fixture == "qwen3_5_moe" || fixture == "qwen4_exp") return {1.2, 0.6};
   return {};
 }
 
