@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(kWarps * 32) qkv_kernel(const __grid_constant_
 
 std::unique_ptr<CudaKvCache> CudaKvCache::create(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim,
                                                  CudaKvFormat format, cudaStream_t stream) {
+  if (layers == 0) return std::make_unique<PagedKvCache>(0, pages, kv_heads, head_dim, format, stream);  // latents only
   if (padded_head_dim(head_dim) == 0) {
     const std::string what =
         "attention needs a head dimension that is a multiple of 8 and at most 256, not " + std::to_string(head_dim);
@@ -216,6 +217,7 @@ bool PagedKvCache::allocate() {
 }
 
 void PagedKvCache::copy_page(int32_t from, int32_t to) {
+  if (layers_ == 0) return;
   const auto copy = [&](char* base, int64_t page) {
     const size_t pitch = static_cast<size_t>(page * pages_), width = static_cast<size_t>(page);
     cuda_ok(cudaMemcpy2DAsync(base + to * page, pitch, base + from * page, pitch, width, static_cast<size_t>(layers_),
@@ -229,6 +231,7 @@ void PagedKvCache::copy_page(int32_t from, int32_t to) {
 // All layers' payload, then all layers' scales.
 void PagedKvCache::save_page(int32_t page, std::span<std::byte> into) const {
   kernel_check(static_cast<int64_t>(into.size()) == page_bytes(), "kv cache: save into another size");
+  if (layers_ == 0) return;
   std::byte* to = into.data();
   const auto save = [&](const char* base, int64_t bytes) {
     const size_t width = static_cast<size_t>(bytes), rows = static_cast<size_t>(layers_);
@@ -244,6 +247,7 @@ void PagedKvCache::save_page(int32_t page, std::span<std::byte> into) const {
 
 void PagedKvCache::load_page(int32_t page, std::span<const std::byte> from) {
   kernel_check(static_cast<int64_t>(from.size()) == page_bytes(), "kv cache: load of another size");
+  if (layers_ == 0) return;
   const std::byte* at = from.data();
   const auto load = [&](char* base, int64_t bytes) {
     const size_t width = static_cast<size_t>(bytes), rows = static_cast<size_t>(layers_);

@@ -55,18 +55,21 @@ struct Span {
 
 // One pass over spans. Inputs of all rows are made by `body`, which gets how many there are.
 struct Pass {
+  std::vector<Span> spans;  // groups point into it
   std::vector<int32_t> tokens;
   std::vector<int64_t> positions;
   std::vector<RowGroup> groups;
   int64_t least_keys = 0;
 
-  explicit Pass(const std::vector<Span>& spans) {
+  explicit Pass(std::vector<Span> of) : spans(std::move(of)) {
     for (const Span& s : spans) {
       groups.push_back({static_cast<int64_t>(positions.size()), s.rows, s.position, 0, s.rows, s.pages});
       for (int64_t i = 0; i < s.rows; ++i) positions.push_back(s.position + i);
     }
     tokens.resize(positions.size());
   }
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
   Floats run(Ops& ops, const Ops::RunBody& body, Tensor input = {}, bool keep = false) const {
     RowBatch rows;
     rows.tokens = tokens;

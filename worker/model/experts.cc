@@ -121,12 +121,17 @@ absl::StatusOr<std::unique_ptr<Weight>> load_table(LoadContext& load, const std:
   absl::StatusOr<std::vector<int64_t>> numbers =
       load.reader.integers(tensor, load.config.vocab_size, config.per_token, config.count);
   if (!numbers.ok()) return numbers.status();
-  const std::vector<float> values(numbers->begin(), numbers->end());
+  // Rows as wide as the backend wants them; what is added is never read.
+  const int64_t unit = load.ops.input_unit(), columns = (config.per_token + unit - 1) / unit * unit;
+  std::vector<float> values(static_cast<size_t>(load.config.vocab_size * columns), 0.0f);
+  for (int64_t token = 0; token < load.config.vocab_size; ++token) {
+    std::copy_n(numbers->begin() + token * config.per_token, config.per_token, values.begin() + token * columns);
+  }
   MatrixSource source;
   source.rows = load.config.vocab_size;
-  source.cols = config.per_token;
+  source.cols = columns;
   source.data = reinterpret_cast<const std::byte*>(values.data());
-  source.row_bytes = config.per_token * static_cast<int64_t>(sizeof(float));
+  source.row_bytes = columns * static_cast<int64_t>(sizeof(float));
   return load.ops.pack({&source, 1});
 }
 
@@ -178,7 +183,16 @@ absl::StatusOr<std::unique_ptr<ExpertsBlock>> ExpertsBlock::load(LoadContext& lo
   }
   block->router_ = load.ops.pack(router);
   std::vector<ExpertSource> parts;
-  for (const WholeExpert& whole : *experts) parts.push_back(owned_part(whole, block->cut_));
+  for (const WholeExpert& whole : *experts) {
+    const int64_t columns = whole.up.rows / block->cut_.slices.count, unit = load.ops.input_unit();
+    if (columns % unit != 0) {
+      return absl::UnimplementedError(fmt::format(
+          "{}: {} slices of {} columns of an expert; backend {} computes products of multiples of {} columns: "
+          "run it with backend cpu",
+          prefix, block->cut_.slices.count, columns, load.ops.fingerprint_name(), unit));
+    }
+    parts.push_back(owned_part(whole, block->cut_));
+  }
   block->experts_ = load.ops.pack_experts(parts);
   return block;
 }
@@ -201,7 +215,11 @@ absl::Status ExpertsBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor
   route.weights = ops.scratch(x.rows, slots);
   route.rows = pass.rows;
   route.given = table_ != nullptr;
-  if (table_ != nullptr) ops.embed(*table_, pass.rows, route.ids.columns(0, chosen_));
+  if (table_ != nullptr) {
+    const Tensor given = ops.scratch(x.rows, table_->in_features());
+    ops.embed(*table_, pass.rows, given);
+    ops.copy(given.columns(0, chosen_), route.ids.columns(0, chosen_));
+  }
   ops.route(route);
   pass.record(layer, "experts.ids", route.ids);
   pass.record(layer, "experts.weights", route.weights);
