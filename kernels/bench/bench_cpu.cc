@@ -24,23 +24,50 @@ struct Probe {
   double best = 1e30;
 };
 
+// A matrix of a format with its bytes: codes and scales that are ordinary numbers, all different.
+struct StoredMatrix {
+  MatrixSource source;
+  std::vector<uint16_t> data, scales;
+
+  StoredMatrix(const StoredFormat& format, int64_t rows, int64_t cols) : source(format.source) {
+    MatrixSource& s = source;
+    s.rows = rows;
+    s.cols = cols;
+    const bool affine = s.format == WeightFormat::kMlxAffine;
+    const bool fp4 = s.format == WeightFormat::kE2m1, fp8 = s.format == WeightFormat::kE4m3;
+    s.row_bytes = affine                           ? cols * s.bits / 8
+                  : fp4                            ? cols / 2
+                  : fp8                            ? cols
+                  : s.format == WeightFormat::kF32 ? 4 * cols
+                                                   : 2 * cols;
+    data.resize(static_cast<size_t>(rows * s.row_bytes / 2));
+    for (size_t i = 0; i < data.size(); ++i) {
+      const auto bits = static_cast<uint16_t>(i * 2654435761u >> 7);
+      // Numbers near 1, any code of FP4 and integers, and FP8 codes below 2, which none of NaN is.
+      data[i] = fp8 ? bits & 0xbfbf : fp4 || affine ? bits : static_cast<uint16_t>(0x3c00 + bits % 512);
+    }
+    s.data = reinterpret_cast<const std::byte*>(data.data());
+    if (!affine && !fp4 && !fp8) return;
+    const bool bytes = s.scale_format == WeightFormat::kE4m3 || s.scale_format == WeightFormat::kE8m0;
+    const int64_t across = affine ? cols / s.group : (cols - 1) / s.block_cols + 1;
+    s.scale_row_bytes = across * (bytes ? 1 : s.scale_format == WeightFormat::kF32 ? 4 : 2);
+    // As many for each row are enough for every block's rows. 0x3c3c is a number near 1 in each of these formats but
+    // e8m0, where it is tiny.
+    scales.assign(static_cast<size_t>(rows * s.scale_row_bytes / 2 + 1), 0x3c3c);
+    s.scales = s.biases = reinterpret_cast<const std::byte*>(scales.data());
+  }
+};
+
 // The products of a case, packed and ready.
 class Products {
  public:
   Products(Ops* ops, const MatmulCase& one) : ops_(ops) {
     for (const MatmulShape& shape : one.shapes) {
-      std::vector<uint16_t> values(static_cast<size_t>(shape.out * shape.cols));
-      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3c00 + i * 2654435761u % 512);
-      MatrixSource source;
-      source.format = WeightFormat::kBf16;
-      source.rows = shape.out;
-      source.cols = shape.cols;
-      source.data = reinterpret_cast<const std::byte*>(values.data());
-      source.row_bytes = shape.cols * 2;
+      const StoredMatrix matrix(one.format, shape.out, shape.cols);
       const Tensor x = ops->persistent(one.rows, shape.cols), out = ops->persistent(one.rows, shape.out);
       ops->upload(std::vector<float>(static_cast<size_t>(one.rows * shape.cols), 0.5f), x);
       for (int64_t i = 0; i < shape.copies; ++i) {
-        calls_.push_back({ops->pack(std::span<const MatrixSource>(&source, 1)), x, out});
+        calls_.push_back({ops->pack(std::span<const MatrixSource>(&matrix.source, 1)), x, out});
         times_.bytes += static_cast<double>(calls_.back().weight->bytes());
         times_.operations += 2.0 * static_cast<double>(one.rows * shape.out * shape.cols);
       }
@@ -149,6 +176,28 @@ CpuReport measure_cpu(const CpuOptions& options, std::span<const MatmulCase> cas
     report.times.back().seconds = probes[i].best;
   }
   return report;
+}
+
+std::vector<StoredFormat> stored_formats() {
+  const auto blocks = [](WeightFormat format, WeightFormat scale, int64_t rows, int64_t cols, float global = 1.0f) {
+    MatrixSource s;
+    s.format = format;
+    s.scale_format = scale;
+    s.block_rows = rows;
+    s.block_cols = cols;
+    s.global_scale = global;
+    s.divide_by_global = global != 1.0f;
+    return s;
+  };
+  constexpr WeightFormat kFp8 = WeightFormat::kE4m3, kFp4 = WeightFormat::kE2m1, kE8m0 = WeightFormat::kE8m0;
+  return {{"f32", {.format = WeightFormat::kF32}},
+          {"bf16", {.format = WeightFormat::kBf16}},
+          {"affine 4 g64", {.format = WeightFormat::kMlxAffine, .bits = 4, .group = 64}},
+          {"fp8 a row", blocks(kFp8, WeightFormat::kF32, 1, MatrixSource::kWhole)},
+          {"fp8 128x128", blocks(kFp8, WeightFormat::kF32, 128, 128)},
+          {"mxfp8", blocks(kFp8, kE8m0, 1, 32)},
+          {"nvfp4", blocks(kFp4, WeightFormat::kE4m3, 1, 16, 1347.0f)},
+          {"mxfp4", blocks(kFp4, kE8m0, 1, 32)}};
 }
 
 std::vector<MatmulShape> small_llama_shapes(int64_t layers, bool head) {

@@ -30,11 +30,20 @@ struct MatmulShape {
   int64_t copies = 1;
 };
 
+/// How a case's weights are stored: `source` without data, rows and columns.
+struct StoredFormat {
+  const char* name = "bf16";
+  MatrixSource source = {.format = WeightFormat::kBf16};
+};
+/// Those that the CPU reads as they are stored: bf16, f32, MLX affine 4-bit, FP8 and FP4 of several layouts.
+std::vector<StoredFormat> stored_formats();
+
 /// All products of a pass with `rows` input rows.
 struct MatmulCase {
   std::string name;
   std::vector<MatmulShape> shapes;
   int64_t rows = 1;
+  StoredFormat format = {};
 };
 
 struct MatmulTimes {
@@ -74,7 +83,7 @@ struct CpuReport {
   std::vector<MatmulTimes> times;  // one a case
 };
 
-/// Runs limits and cases (bf16 weights) in turn for about `seconds` altogether, at least three turns. The options must
+/// Runs limits and cases in turn for about `seconds` altogether, at least three turns. The options must
 /// be ones that make_cpu_ops accepts.
 CpuReport measure_cpu(const CpuOptions& options, std::span<const MatmulCase> cases, double seconds);
 

@@ -254,6 +254,8 @@ inline int64_t group_panels(int64_t panel_bytes) {
   const int64_t fit = kGroupBytes / panel_bytes;
   return fit < 1 ? 1 : (fit > 16 ? 16 : fit);
 }
+// Up to here FP8 and FP4 are decoded in registers, for each tile of rows again.
+inline constexpr int64_t kDirectRows = 2 * kCodedInputs;
 inline int64_t decoded_panel_floats(const PanelView& w) { return w.k_blocks * kPanelBlockFloats; }
 inline bool is_plain_kind(PanelKind kind) {
   return kind == PanelKind::kF32 || kind == PanelKind::kBf16 || kind == PanelKind::kF16;
@@ -274,14 +276,15 @@ inline void matmul_plain(const PanelView& w, int64_t panel_begin, int64_t panel_
   }
 }
 
-// Coded formats: one row straight from the codes by single(panel bytes, x, out, count), more rows from panels that are
-// dequantised once by decode(panel bytes, floats).
-template <typename Single, typename Decode>
+// Coded formats: up to `direct_rows` rows straight from the codes by direct(panel bytes, out, count), more rows from
+// panels that are dequantised once by decode(panel bytes, floats).
+template <typename Direct, typename Decode>
 inline void matmul_coded(const PanelView& w, int64_t panel_begin, int64_t panel_end, const float* x, int64_t x_stride,
-                         int64_t rows, float* out, int64_t out_stride, float* scratch, Single single, Decode decode) {
-  if (rows == 1) {
+                         int64_t rows, float* out, int64_t out_stride, float* scratch, int64_t direct_rows,
+                         Direct direct, Decode decode) {
+  if (rows <= direct_rows) {
     for (int64_t p = panel_begin; p < panel_end; ++p) {
-      single(w.data + p * w.panel_bytes, x, out + p * kPanelRows, panel_count(w, p));
+      direct(w.data + p * w.panel_bytes, out + p * kPanelRows, panel_count(w, p));
     }
     return;
   }
@@ -293,6 +296,20 @@ inline void matmul_coded(const PanelView& w, int64_t panel_begin, int64_t panel_
     run_panels<F32Reader>(w, reinterpret_cast<const uint8_t*>(scratch), panel_floats * 4, p, panels, x, x_stride, rows,
                           out + p * kPanelRows, out_stride);
   }
+}
+
+// One FP8 or FP4 panel times `inputs` input rows, at most kCodedInputs.
+template <typename Format, int Inputs = kCodedInputs>
+inline void small_float_panel(const PanelView& w, const uint8_t* panel, int64_t inputs, const float* x,
+                              int64_t x_stride, float* out, int64_t out_stride, int64_t count) {
+  if constexpr (Inputs > 1) {
+    if (inputs < Inputs) {
+      return small_float_panel<Format, Inputs - 1>(w, panel, inputs, x, x_stride, out, out_stride, count);
+    }
+  }
+  Vec sums[kPanelRows * Inputs];
+  small_float_sums<Format, Inputs>(w, panel, x, x_stride, sums);
+  store_tile<kPanelRows, Inputs>(sums, out, out_stride, count);
 }
 
 // Which tiles are taken reads the row count; each output's arithmetic and its order are the same in all of them.
@@ -308,10 +325,8 @@ inline void matmul(const PanelView& w, int64_t panel_begin, int64_t panel_end, c
     case PanelKind::kAffine:
       return with_affine(w, [&]<int Bits, bool kBf16>() {
         matmul_coded(
-            w, panel_begin, panel_end, x, x_stride, rows, out, out_stride, scratch,
-            [&](const uint8_t* panel, const float* in, float* to, int64_t count) {
-              affine_single<Bits, kBf16>(w, panel, in, to, count);
-            },
+            w, panel_begin, panel_end, x, x_stride, rows, out, out_stride, scratch, 1,
+            [&](const uint8_t* panel, float* to, int64_t count) { affine_single<Bits, kBf16>(w, panel, x, to, count); },
             [&](const uint8_t* panel, float* to) { decode_affine<Bits, kBf16>(w, panel, to); });
       });
     case PanelKind::kFp8:
@@ -321,11 +336,14 @@ inline void matmul(const PanelView& w, int64_t panel_begin, int64_t panel_end, c
   with_small_float(w, [&](auto format) {
     using Format = decltype(format);
     matmul_coded(
-        w, panel_begin, panel_end, x, x_stride, rows, out, out_stride, scratch,
-        [&](const uint8_t* panel, const float* in, float* to, int64_t count) {
-          Vec acc[kPanelRows];
-          small_float_sums<Format>(w, panel, in, acc);
-          store_tile<kPanelRows, 1>(acc, to, 0, count);
+        w, panel_begin, panel_end, x, x_stride, rows, out, out_stride, scratch, kDirectRows,
+        [&](const uint8_t* panel, float* to, int64_t count) {
+          for (int64_t first = 0, tiles = (rows + kCodedInputs - 1) / kCodedInputs; first < rows; --tiles) {
+            const int64_t inputs = (rows - first + tiles - 1) / tiles;
+            small_float_panel<Format>(w, panel, inputs, x + first * x_stride, x_stride, to + first * out_stride,
+                                      out_stride, count);
+            first += inputs;
+          }
         },
         [&](const uint8_t* panel, float* to) { decode_small_floats<Format>(w, panel, to); });
   });

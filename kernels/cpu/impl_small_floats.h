@@ -14,9 +14,9 @@ inline constexpr int64_t kPanelBlockFloats = kPanelRows * 16;
 struct Fp8Floats {
   using Scale = Vec;
   static constexpr int64_t kRowBytes = 16;  // of 16 codes
-  static Scale scale(const PanelView& w, const uint8_t* panel, int64_t index) {
+  static Scale scale(const PanelView&, const uint8_t* panel, int64_t index) {
     float value;
-    __builtin_memcpy(&value, panel + w.scales_at + 4 * index, 4);
+    __builtin_memcpy(&value, panel + 4 * index, 4);
     return v_set1(value);
   }
   static Vec values(const uint8_t* codes, Scale scale) { return v_mul(v_load_e4m3(codes), scale); }
@@ -25,9 +25,9 @@ struct Fp8Floats {
 struct Fp8Bytes {
   using Scale = Vec;
   static constexpr int64_t kRowBytes = 16;
-  static Scale scale(const PanelView& w, const uint8_t* panel, int64_t index) {
+  static Scale scale(const PanelView&, const uint8_t* panel, int64_t index) {
     // 2^(code - 127) times 2^8; no subnormal is left.
-    return v_bits(i_set1((static_cast<int32_t>(panel[w.scales_at + index]) + 8) << 23));
+    return v_bits(i_set1((static_cast<int32_t>(panel[index]) + 8) << 23));
   }
   static Vec values(const uint8_t* codes, Scale scale) { return v_mul(v_load_e4m3(codes), scale); }
 };
@@ -36,7 +36,7 @@ struct Fp4 {
   using Scale = const float*;
   static constexpr int64_t kRowBytes = 8;
   static Scale scale(const PanelView& w, const uint8_t* panel, int64_t index) {
-    return w.values + 8 * int64_t{panel[w.scales_at + index]};
+    return w.values + 8 * int64_t{panel[index]};
   }
   static Vec values(const uint8_t* codes, Scale scale) { return v_pick_signed(scale, i_codes4(codes)); }
 };
@@ -65,20 +65,27 @@ inline void for_scale_groups(const PanelView& w, Whole whole, Split split) {
 // 16 values of a row in a block that two groups share.
 template <typename Format>
 inline Vec split_values(const PanelView& w, const uint8_t* panel, int64_t group, int64_t block, int64_t row) {
-  const uint8_t* codes = panel + (block * kPanelRows + row) * Format::kRowBytes;
+  const uint8_t* codes = panel + w.codes_at + (block * kPanelRows + row) * Format::kRowBytes;
   return v_select(m_first(w.split_lane), Format::values(codes, Format::scale(w, panel, group * kPanelRows + row)),
                   Format::values(codes, Format::scale(w, panel, (group + 1) * kPanelRows + row)));
 }
 
-// The lanes' sums of a panel's rows times one input row.
-template <typename Format>
-inline void small_float_sums(const PanelView& w, const uint8_t* panel, const float* x, Vec* sums) {
+// The lanes' sums of a panel's rows times `Inputs` input rows: sums[input * kPanelRows + row].
+template <typename Format, int Inputs>
+inline void small_float_sums(const PanelView& w, const uint8_t* panel, const float* x, int64_t x_stride, Vec* sums) {
   constexpr int64_t kBlockBytes = kPanelRows * Format::kRowBytes;
-  Vec acc[kPanelRows];
-  TF_UNROLL(4)
-  for (int r = 0; r < kPanelRows; ++r) acc[r] = v_zero();
-  const auto input = [&](int64_t block) {
-    return 16 * block + 16 <= w.cols ? v_load(x + 16 * block) : v_load_n(x + 16 * block, w.cols - 16 * block);
+  Vec acc[kPanelRows * Inputs];
+  TF_UNROLL(16)
+  for (int a = 0; a < kPanelRows * Inputs; ++a) acc[a] = v_zero();
+  const auto add = [&](int64_t block, const Vec* values) {
+    const int64_t left = w.cols - 16 * block;
+    TF_UNROLL(4)
+    for (int i = 0; i < Inputs; ++i) {
+      const float* at = x + i * x_stride + 16 * block;
+      const Vec xv = left >= 16 ? v_load(at) : v_load_n(at, left);
+      TF_UNROLL(4)
+      for (int r = 0; r < kPanelRows; ++r) acc[i * kPanelRows + r] = v_fma(values[r], xv, acc[i * kPanelRows + r]);
+    }
   };
   for_scale_groups(
       w,
@@ -86,25 +93,23 @@ inline void small_float_sums(const PanelView& w, const uint8_t* panel, const flo
         typename Format::Scale scale[kPanelRows];
         TF_UNROLL(4)
         for (int r = 0; r < kPanelRows; ++r) scale[r] = Format::scale(w, panel, group * kPanelRows + r);
-        for (int64_t i = begin; i < end; ++i) {
-          const uint8_t* codes = panel + i * kBlockBytes;
+        for (int64_t block = begin; block < end; ++block) {
+          const uint8_t* codes = panel + w.codes_at + block * kBlockBytes;
           __builtin_prefetch(codes + kPrefetchBytes);
-          const Vec xv = input(i);
+          Vec values[kPanelRows];
           TF_UNROLL(4)
-          for (int r = 0; r < kPanelRows; ++r) {
-            acc[r] = v_fma(Format::values(codes + r * Format::kRowBytes, scale[r]), xv, acc[r]);
-          }
+          for (int r = 0; r < kPanelRows; ++r) values[r] = Format::values(codes + r * Format::kRowBytes, scale[r]);
+          add(block, values);
         }
       },
       [&](int64_t group, int64_t block) {
-        const Vec xv = input(block);
+        Vec values[kPanelRows];
         TF_UNROLL(4)
-        for (int r = 0; r < kPanelRows; ++r) {
-          acc[r] = v_fma(split_values<Format>(w, panel, group, block, r), xv, acc[r]);
-        }
+        for (int r = 0; r < kPanelRows; ++r) values[r] = split_values<Format>(w, panel, group, block, r);
+        add(block, values);
       });
-  TF_UNROLL(4)
-  for (int r = 0; r < kPanelRows; ++r) sums[r] = acc[r];
+  TF_UNROLL(16)
+  for (int a = 0; a < kPanelRows * Inputs; ++a) sums[a] = acc[a];
 }
 
 // A panel's values as fp32, in the f32 panel layout.
@@ -115,7 +120,7 @@ inline void decode_small_floats(const PanelView& w, const uint8_t* panel, float*
       [&](int64_t group, int64_t begin, int64_t end) {
         typename Format::Scale scale[kPanelRows];
         for (int r = 0; r < kPanelRows; ++r) scale[r] = Format::scale(w, panel, group * kPanelRows + r);
-        const uint8_t* codes = panel + begin * kPanelRows * Format::kRowBytes;
+        const uint8_t* codes = panel + w.codes_at + begin * kPanelRows * Format::kRowBytes;
         float* to = out + begin * kPanelBlockFloats;
         for (int64_t i = begin; i < end; ++i) {
           TF_UNROLL(4)
@@ -143,7 +148,7 @@ inline void small_float_row(const PanelView& w, const uint8_t* panel, int row, f
       [&](int64_t group, int64_t begin, int64_t end) {
         const typename Format::Scale scale = Format::scale(w, panel, group * kPanelRows + row);
         for (int64_t i = begin; i < end; ++i) {
-          put(i, Format::values(panel + (i * kPanelRows + row) * Format::kRowBytes, scale));
+          put(i, Format::values(panel + w.codes_at + (i * kPanelRows + row) * Format::kRowBytes, scale));
         }
       },
       [&](int64_t group, int64_t block) { put(block, split_values<Format>(w, panel, group, block, row)); });

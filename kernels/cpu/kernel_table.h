@@ -29,9 +29,9 @@ struct PanelView {
   bool bf16_scales = false;  // else fp32
   // Affine, FP8, FP4.
   int64_t group_blocks = 0;  // k blocks in a group
-  // FP8 and FP4 only: a panel's codes, then its scales [groups][4 rows].
+  // FP8 and FP4 only: a panel is scales [groups][4 rows], then codes.
   int64_t groups = 0;
-  int64_t scales_at = 0;     // bytes from a panel's begin to its scales
+  int64_t codes_at = 0;      // bytes from a panel's begin to its codes
   int64_t lead_blocks = 0;   // k blocks of the first group that lie before the segment
   int split_lane = 0;        // in a group's last k block, the first lane of the next group; 0: groups end with blocks
   bool byte_scales = false;  // FP8: e8m0, a byte each; else fp32, times 2^8. FP4: always a byte

@@ -117,8 +117,8 @@ PanelView small_float_view(const MatrixSource& s) {
     // A last k block that reaches over the matrix' end may reach into one block more.
     v.groups = (place.offset + 16 * v.k_blocks - 1) / s.block_cols + 1;
   }
-  v.scales_at = v.k_blocks * kPanelRows * (fp4 ? 8 : 16);
-  v.panel_bytes = round_up(v.scales_at + v.groups * kPanelRows * (v.byte_scales ? 1 : 4), 16);
+  v.codes_at = round_up(v.groups * kPanelRows * (v.byte_scales ? 1 : 4), 16);
+  v.panel_bytes = round_up(v.codes_at + v.k_blocks * kPanelRows * (fp4 ? 8 : 16), 16);
   return v;
 }
 
@@ -155,7 +155,7 @@ void pack_small_float_panel(const MatrixSource& s, const PanelView& v, int64_t p
   const bool fp4 = v.kind == PanelKind::kFp4;
   for (int64_t r = 0; r < kPanelRows && panel * kPanelRows + r < v.rows; ++r) {
     const int64_t row = panel * kPanelRows + r;
-    pack_scales(s, v, place, row, out + v.scales_at);
+    pack_scales(s, v, place, row, out);
     const uint8_t padding = padding_code(s, v, place, row);
     const auto* from = reinterpret_cast<const uint8_t*>(s.data + (s.first_row + row) * s.row_bytes);
     for (int64_t i = 0; i < v.k_blocks; ++i) {
@@ -166,7 +166,7 @@ void pack_small_float_panel(const MatrixSource& s, const PanelView& v, int64_t p
                    : fp4                ? static_cast<uint8_t>(from[at / 2] >> (at % 2 * 4) & 15)
                                         : from[at];
       }
-      write_codes(codes, fp4 ? 4 : 8, out + (i * kPanelRows + r) * (fp4 ? 8 : 16));
+      write_codes(codes, fp4 ? 4 : 8, out + v.codes_at + (i * kPanelRows + r) * (fp4 ? 8 : 16));
     }
   }
 }

@@ -18,9 +18,11 @@ struct Mask {
   __mmask16 m;
 };
 
-// Register tile of the matmul (weight rows x input rows), and key blocks scored together: what fits 32 registers.
+// Register tile of the matmul (weight rows x input rows), input rows beside codes that are decoded in registers, and
+// key blocks scored together: what fits 32 registers.
 inline constexpr int kTileRows = 4;
 inline constexpr int kTileInputs = 6;
+inline constexpr int kCodedInputs = 4;
 inline constexpr int kScoreBlocks = 4;
 inline constexpr int kBurnChains = 12;
 

@@ -20,6 +20,7 @@ struct Mask {
 
 inline constexpr int kTileRows = 2;
 inline constexpr int kTileInputs = 2;
+inline constexpr int kCodedInputs = 1;
 inline constexpr int kScoreBlocks = 1;
 inline constexpr int kBurnChains = 6;
 

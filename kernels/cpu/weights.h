@@ -9,10 +9,11 @@
 //     4 rows x codes of 16 values. Codes are planes of bits: 8 bits: 16 bytes, one a lane; otherwise the low plane of 4
 //     or 2 bits, then the rest as a plane of 2 or 1 bits. In a 4-bit plane (8 bytes) lane l is at bit 32 (l % 2) + 4 (l
 //     / 2); in a 2-bit (4 bytes) or 1-bit plane (2 bytes) at bit 2 l or l.
-//   FP8, FP4: for each k block 4 rows x codes of 16 values (bytes, or a 4-bit plane), then for each group 4 scales; a
-//   panel is padded to 16 bytes. A group is what the segment has of a block's columns, so that the first may begin
-//   before the segment and groups may meet inside a k block. Scales of FP8 are fp32 and times 2^8, or e8m0 bytes where
-//   they are stored so; those of FP4 are the stored bytes, numbers of rows in a table of values (Fp4Tables).
+//   FP8, FP4: for each group 4 scales, filled up to 16 bytes, then for each k block 4 rows x codes of 16 values (bytes,
+//   or a 4-bit plane). A group is what the segment has of a block's columns, so that the first may begin before the
+//   segment and groups may meet inside a k block. Scales of FP8 are fp32 and times 2^8, or e8m0 bytes where they are
+//   stored so; those of FP4 are the stored bytes, numbers of rows in a table of values (Fp4Tables). Scales come first
+//   because what runs ahead of the codes of one panel fetches the begin of the next.
 // The layout is the same for every instruction set.
 #pragma once
 
