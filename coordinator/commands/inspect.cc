@@ -33,7 +33,7 @@ int64_t rank_read_bytes(const ModelFacts& facts, const ModelConfig& config, cons
     return found == facts.memory_by_kind.end() ? 0.0 : static_cast<double>(found->second);
   };
   const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
-  double bytes = static_cast<double>(rank_weight_bytes(facts, shape)) - bytes_of("embedding");
+  double bytes = static_cast<double>(rank_weight_bytes(facts, shape, false)) - bytes_of("embedding");
   if (facts.tied_head) bytes += bytes_of("embedding") * part;
   if (config.experts.count > 0) {
     const double idle = 1.0 - static_cast<double>(config.experts.per_token) / static_cast<double>(config.experts.count);
@@ -145,7 +145,7 @@ absl::Status run_inspect(const InspectFlags& flags) {
       int64_t states = 0;
       for (const StateShape& layer : shape->recurrent) states += state_bytes(layer);
       states *= flags.sequences;
-      const int64_t weights = rank_weight_bytes(*facts, *shape);
+      const int64_t weights = rank_weight_bytes(*facts, *shape, false);
       std::cout << fmt::format("{:>6} {:>5} {:>12} {:>12} {:>12} {:>12}\n", world, rank, human_bytes(weights),
                                human_bytes(kv), human_bytes(states), human_bytes(weights + kv + states));
     }

@@ -106,7 +106,7 @@ std::string pages_note(const MemoryPlan& plan) {
 
 void add_device_items(const Profile& profile, const ModelConfig& config, const ModelFacts& facts,
                       const ModelShape& shape, MemoryPlan* plan) {
-  plan->items.push_back({"weights", rank_weight_bytes(facts, shape),
+  plan->items.push_back({"weights", rank_weight_bytes(facts, shape, plan->device),
                          fmt::format("of {} in all files", human_bytes(facts.weight_bytes)), false});
   plan->items.push_back({"pages", plan->pages * plan->page_bytes, pages_note(*plan), false});
   const int64_t lane = lane_state_bytes(shape);
@@ -132,10 +132,10 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
 
 // The embedding is whole on every rank, and a tied head is a view of it; what is cut goes by this rank's share of the
 // vocabulary, the finest cut.
-int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape) {
+int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape, bool device) {
   const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
   double bytes = 0;
-  for (const auto& [kind, size] : facts.memory_by_kind) {
+  for (const auto& [kind, size] : device ? facts.device_memory_by_kind : facts.memory_by_kind) {
     if (kind == "vision" || kind == "skipped") continue;
     bytes += static_cast<double>(size) * (held_whole(kind) ? 1.0 : part);
   }

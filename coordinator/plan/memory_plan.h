@@ -62,8 +62,8 @@ absl::Status check_memory_plan(const MemoryPlan& plan, const Profile& profile, i
 /// The plan as a table: a line an item, the total, what contexts so many sequences may have.
 std::string memory_plan_text(const MemoryPlan& plan);
 
-/// Bytes of weights that a rank of this shape holds on the CPU backend.
-int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape);
+/// Bytes of weights that a rank of this shape holds, on the CPU backend or on a device.
+int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape, bool device);
 
 /// "16.00 KiB".
 std::string human_bytes(int64_t bytes);

@@ -83,16 +83,18 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
   const std::optional<AffineFormat> format = source.config().quantization.of(module);
   const std::optional<StoredModule> stored = find_stored(source, module);
   int64_t values = tensor.elements();
-  int64_t memory = bytes;
+  int64_t memory = bytes, device_memory = bytes;
   if (is_activation_scale(tensor.name)) {
     facts.bytes_by_format["activation scales, not used"] += bytes;
-    values = memory = 0;
+    values = memory = device_memory = 0;
   } else if (stored && !tensor.name.ends_with(".bias")) {
     const TensorInfo& own = *source.find(module + std::string(stored->values));
     facts.bytes_by_format[stored_label(*stored, own)] += bytes;
     if (stored->mlx) facts.column_unit = std::max<int64_t>(facts.column_unit, stored->block_cols);
-    values = &own == &tensor ? stored_elements(*stored, own) : 0;
-    memory = values * stored_value_bytes(source, module, *stored);
+    const bool counts = &own == &tensor;  // for the whole module
+    values = counts ? stored_elements(*stored, own) : 0;
+    memory = counts ? stored_memory_bytes(source, module, *stored, own, MemoryOf::kCpu) : 0;
+    device_memory = counts ? stored_memory_bytes(source, module, *stored, own, MemoryOf::kCuda) : 0;
   } else if (quantised && format) {
     facts.bytes_by_format[fmt::format("mlx affine {}-bit g{}", format->bits, format->group)] += bytes;
     facts.column_unit = std::max<int64_t>(facts.column_unit, format->group);
@@ -102,6 +104,7 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
     facts.bytes_by_format[lower(dtype_name(tensor.dtype))] += bytes;
   }
   facts.memory_by_kind[kind_of(path, skip)] += memory;
+  facts.device_memory_by_kind[kind_of(path, skip)] += device_memory;
   facts.parameters += values;
   if (path.starts_with("mtp.")) facts.mtp_parameters += values;
 }

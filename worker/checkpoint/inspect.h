@@ -21,8 +21,10 @@ struct ModelFacts {
   /// Bytes in the files by use: embedding, head, attention, delta_net, mlp, experts, shared
   /// expert, router, norms, mtp, vision, skipped.
   std::map<std::string, int64_t> bytes_by_kind;
-  /// The same in the memory of the CPU backend, all ranks together: formats that are kept dequantised take more.
+  /// The same in the memory of the CPU backend and of CUDA's, all ranks together: formats that are kept dequantised
+  /// take more.
   std::map<std::string, int64_t> memory_by_kind;
+  std::map<std::string, int64_t> device_memory_by_kind;
   /// Bytes of the language model by format: "bf16", "mlx affine 4-bit g64" (words, scales and biases together).
   std::map<std::string, int64_t> bytes_by_format;
   int64_t weight_bytes = 0;  // of the language model

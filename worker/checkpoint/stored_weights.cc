@@ -333,10 +333,32 @@ int64_t stored_elements(const StoredModule& stored, const TensorInfo& values) {
   return stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4 ? 2 * bytes : bytes;
 }
 
-int64_t stored_value_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored) {
-  if (stored.kind == StoredKind::kExl3 || !stored.global_scale.empty()) return 4;
+namespace {
+
+// FP8 and FP4 as they are stored, each row with its own scales: bytes for FP4 and where they are e8m0, else fp32. A
+// global scale comes with a table of what codes stand for. EXL3 as fp32.
+int64_t cpu_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
+                  const TensorInfo& values) {
+  constexpr int64_t kFp4Table = 8192;
+  const int64_t count = stored_elements(stored, values);
   const TensorInfo* scales = source.find(module + std::string(stored.scales));
-  return stored.kind != StoredKind::kFp8 || (scales != nullptr && is_e8m0(scales->dtype)) ? 2 : 4;
+  if (stored.kind == StoredKind::kExl3) return 4 * count;
+  if (stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4) {
+    return count / 2 + (scales == nullptr ? 0 : scales->elements()) + (stored.global_scale.empty() ? 0 : kFp4Table);
+  }
+  const int64_t rows = values.shape.empty() ? 1 : values.elements() / std::max<int64_t>(values.shape.back(), 1);
+  const int64_t groups = scales == nullptr || scales->shape.size() < 2 ? 1 : scales->shape.back();
+  return count + rows * groups * (scales != nullptr && is_e8m0(scales->dtype) ? 1 : 4);
+}
+
+// Dequantised to bf16.
+int64_t cuda_bytes(const StoredModule& stored, const TensorInfo& values) { return 2 * stored_elements(stored, values); }
+
+}  // namespace
+
+int64_t stored_memory_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
+                            const TensorInfo& values, MemoryOf memory) {
+  return memory == MemoryOf::kCuda ? cuda_bytes(stored, values) : cpu_bytes(source, module, stored, values);
 }
 
 std::string stored_label(const StoredModule& stored, const TensorInfo& values) {

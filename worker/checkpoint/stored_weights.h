@@ -31,9 +31,15 @@ std::optional<StoredModule> find_stored(const TensorSource& source, const std::s
 /// Its numbers, from the shape of its values.
 int64_t stored_elements(const StoredModule& stored, const TensorInfo& values);
 
-/// Bytes of a value in the memory of the CPU backend, which keeps these formats dequantised (docs/formats/weights.md):
-/// 2 where all values are bf16 numbers, 4 elsewhere. (CUDA: 2.)
-int64_t stored_value_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored);
+/// Whose memory a plan is about.
+enum class MemoryOf : uint8_t { kCpu, kCuda };
+
+/// Bytes of a module, values and scales, in the memory of a backend, all ranks together: what each backend keeps of
+/// these formats (docs/formats/weights.md) is stated here for plans, and only here. `values`: the tensor of its values.
+/// From headers alone, so that matrices which the CPU keeps as their values for what they hold (kernels/cpu:
+/// kept_as_stored) count as stored.
+int64_t stored_memory_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
+                            const TensorInfo& values, MemoryOf memory);
 
 /// "nvfp4 g16", "fp8", "exl3 4-bit".
 std::string stored_label(const StoredModule& stored, const TensorInfo& values);

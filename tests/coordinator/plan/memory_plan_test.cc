@@ -68,6 +68,31 @@ TEST(MemoryPlan, IsWhatTheRunnerAllocates) {
   }
 }
 
+// Protects: weights in FP8 and FP4 are planned as the CPU keeps them, which is not as numbers; and on a device as bf16.
+TEST(MemoryPlan, KnowsWhatStoredFormatsTake) {
+  for (const char* fixture : {"fp8_block", "fp8_tensor", "nvfp4_modelopt", "nvfp4_compressed_tensors", "exl3_mcg_4bit",
+                              "deepseek_v4_quantised", "deepseek_v41"}) {
+    Planned planned(fixture);
+    const auto ops = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+    const auto shards = ModelShards::load_all(planned.profile.model.path, 1, *ops);
+    ASSERT_TRUE(shards.ok()) << fixture << ": " << shards.status();
+    // What a pass reads: all but the table of words, which no format here has quantised.
+    const auto read = static_cast<double>((*shards)->model(0).weight_bytes());
+    const int64_t on_cpu = bytes_of(planned.plan(), "weights");
+    const int64_t table = planned.facts.memory_by_kind.at("embedding");
+    // The last two have slices and expert columns of 4 and 8, which are filled up to 16.
+    const double within = std::string(fixture).starts_with("deepseek") ? 0.15 : 0.05;
+    EXPECT_NEAR(static_cast<double>(on_cpu - table) / read, 1.0, within) << fixture;
+    planned.profile.compute.backend = "cuda";
+    const int64_t on_device = bytes_of(planned.plan(), "weights");
+    if (std::string(fixture).starts_with("exl3")) {
+      EXPECT_GT(on_cpu, on_device) << fixture;
+    } else {
+      EXPECT_LT(on_cpu, on_device) << fixture;
+    }
+  }
+}
+
 // Protects: a block drafter's keys are planned to the byte, in every page, and its weights and taps have a line; where
 // nothing would use it, it costs nothing.
 TEST(MemoryPlan, CountsABlockDrafter) {
