@@ -412,6 +412,28 @@ void small_float_experts(Checker& c) {
   }
 }
 
+// Protects the sharing of tables: weights alive together that differ in one thing of what a table depends on.
+void fp4_tables_are_not_confused(Checker& c) {
+  Random random(89);
+  const Layout layouts[] = {{"e4m3 * 3", kE2, kE4, 1, 16, 3.0f},
+                            {"e4m3 / 3", kE2, kE4, 1, 16, 3.0f, true},
+                            {"e8m0 * 3", kE2, kE8, 1, 16, 3.0f},
+                            {"e4m3 * -3", kE2, kE4, 1, 16, -3.0f},
+                            {"e4m3 * 1", kE2, kE4, 1, 16}};
+  for (Variant& v : all_variants({1})) {
+    std::vector<std::unique_ptr<OwnedMatrix>> matrices;
+    std::vector<std::unique_ptr<Weight>> weights;
+    for (const Layout& l : layouts) {
+      matrices.push_back(make(&random, l, 5, 48));
+      weights.push_back(v.ops->pack({&matrices.back()->source, 1}));
+    }
+    for (size_t i = 0; i < weights.size(); ++i) {
+      c.expect(same_bits(table_rows(*v.ops, *weights[i], {0, 1, 2, 3, 4}), values_of(matrices[i]->source)),
+               v.name + " " + layouts[i].name);
+    }
+  }
+}
+
 // Protects memory: what a weight says of itself is a byte or half a one a value, and its scales; FP4 weights of one
 // global scale share a table.
 void small_floats_take_what_is_stored(Checker& c) {
@@ -459,6 +481,7 @@ std::vector<NamedCheck> small_float_checks() {
           {"padding_is_positive_zero", padding_is_positive_zero},
           {"others_are_kept_as_values", others_are_kept_as_values},
           {"small_float_experts", small_float_experts},
+          {"fp4_tables_are_not_confused", fp4_tables_are_not_confused},
           {"small_floats_take_what_is_stored", small_floats_take_what_is_stored}};
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "worker/model/families.h"
 
 namespace tensorfold {
@@ -211,15 +213,13 @@ absl::Status ExpertsBlock::add_to(PassContext& pass, int layer, Tensor x, Tensor
   route.bias = bias_.get();
   route.renormalise = renormalise_;
   route.scale = scale_;
-  route.ids = ops.scratch(x.rows, slots);
+  // A table's rows may reach over the shared expert's slot, which the route fills afterwards.
+  const Tensor ids = ops.scratch(x.rows, std::max(slots, table_ != nullptr ? table_->in_features() : 0));
+  route.ids = ids.columns(0, slots);
   route.weights = ops.scratch(x.rows, slots);
   route.rows = pass.rows;
   route.given = table_ != nullptr;
-  if (table_ != nullptr) {
-    const Tensor given = ops.scratch(x.rows, table_->in_features());
-    ops.embed(*table_, pass.rows, given);
-    ops.copy(given.columns(0, chosen_), route.ids.columns(0, chosen_));
-  }
+  if (table_ != nullptr) ops.embed(*table_, pass.rows, ids.columns(0, table_->in_features()));
   ops.route(route);
   pass.record(layer, "experts.ids", route.ids);
   pass.record(layer, "experts.weights", route.weights);
