@@ -57,7 +57,9 @@ cluster:
 compute:
   backend: {args.backend}
 memory:
-  kv_pages: {64 * args.sequences}
+  kv_pages: {256 * args.sequences}
+cache:
+  snapshot_bytes: {args.snapshot_bytes}
 draft:
   kind: {drafts}
 schedule:
@@ -97,6 +99,7 @@ def main():
     parser.add_argument("--conversations", type=int, default=16)
     parser.add_argument("--duration", type=float, default=0, help="seconds of each level, instead of conversations")
     parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--snapshot-bytes", default="12GiB", help="a state of qwen3.8-27b has 150 MB")
     parser.add_argument("--reply-tokens", type=int, default=128)
     parser.add_argument("--check-share", type=float, default=0.25)
     args = parser.parse_args()
