@@ -129,10 +129,15 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
     plan->items.push_back(
         {"states", lane * plan->lanes, fmt::format("{} lanes, {} each", plan->lanes, human_bytes(lane)), false});
   }
-  if (plan->snapshots > 0) {
-    const int64_t each = snapshot_bytes(shape);
-    plan->items.push_back({"snapshots", plan->snapshots * each,
-                           fmt::format("{} for the prefix cache, {} each", plan->snapshots, human_bytes(each)), false});
+  if (profile.cache.enabled && profile.cache.snapshot_bytes > 0 && !shape.recurrent.empty()) {
+    const int64_t each = snapshot_bytes(shape), wanted = 2 * plan->lanes;
+    std::string note = fmt::format("{} for the prefix cache, {} each", plan->snapshots, human_bytes(each));
+    if (plan->snapshots < std::min<int64_t>(wanted, kMaxSnapshots)) {
+      note += fmt::format(
+          "; few: two a lane, so that conversations go on from their last turn, are cache.snapshot_bytes: {}",
+          human_bytes(wanted * each));
+    }
+    plan->items.push_back({"snapshots", plan->snapshots * each, std::move(note), false});
   }
   if (plan->device && profile.compute.launch == "graph") {
     plan->items.push_back({"kept launches",

@@ -94,6 +94,23 @@ TEST(MemoryPlan, KnowsWhatStoredFormatsTake) {
   }
 }
 
+// Protects: a budget too small for the states that conversations leave is said at the start, with the one that is not.
+TEST(MemoryPlan, SaysWhenSnapshotsAreFew) {
+  Planned planned("qwen3_5");
+  const auto note = [&] {
+    const MemoryPlan plan = planned.plan();
+    const auto found =
+        std::find_if(plan.items.begin(), plan.items.end(), [](const auto& item) { return item.name == "snapshots"; });
+    return found == plan.items.end() ? std::string("none") : found->note;
+  };
+  EXPECT_EQ(note().find("few"), std::string::npos) << note();
+  planned.profile.cache.snapshot_bytes = 1;  // not even one
+  EXPECT_NE(note().find("few: two a lane"), std::string::npos) << note();
+  EXPECT_NE(note().find("cache.snapshot_bytes"), std::string::npos) << note();
+  planned.profile.cache.snapshot_bytes = 0;  // as its owner wants it
+  EXPECT_EQ(note(), "none");
+}
+
 // Protects: a block drafter's keys are planned to the byte, in every page, and its weights and taps have a line; where
 // nothing would use it, it costs nothing.
 TEST(MemoryPlan, CountsABlockDrafter) {
