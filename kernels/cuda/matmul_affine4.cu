@@ -16,7 +16,7 @@ bool launch(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
     return launch_skinny<kKind, kSets, 2, 1, (kSets == 1 ? 6 : 4), 2, 5>(args, stream);
   }
   if (args.rows <= 32) return launch_skinny<kKind, kSets, 4, 2, (kSets == 1 ? 4 : 3), 2, 3>(args, stream);
-  if (args.rows <= kSkinnyRows) return launch_skinny<kKind, kSets, 8, 2, 3, 2, 2>(args, stream);
+  if (args.rows <= kSkinnyRows) return launch_low_tiles<kKind, kSets>(args, gpu, stream);
   return launch_tiles<kKind, kSets>(args, gpu, stream);
 }
 

@@ -162,6 +162,14 @@ bool launch_tile(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
                        args);
 }
 
+/// 33 to 64 rows of quantised weights: blocks of 128 weight rows by 64 rows, three a multiprocessor where they fit.
+template <CudaWeightKind kKind, int kSets>
+bool launch_low_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
+  using Low = TileShape<4, 1, 2, 8, 4, 3>;
+  static_assert(Low::shared_bytes(kKind, kSets) <= 99 * 1024);
+  return launch_tile<kKind, kSets, Low>(args, gpu, stream);
+}
+
 /// Large tiles where they fit and fill the device, else small ones.
 template <CudaWeightKind kKind, int kSets>
 bool launch_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {

@@ -1,5 +1,5 @@
 // Products of more than 64 rows: blocks of 256 (or 128) weight rows by 128 rows of the pass, operands through shared
-// memory.
+// memory. Of 33 to 64 rows and quantised weights: by 64 rows.
 //
 // A block stays on its multiprocessor and takes every gridDim-th piece of the work. Stages of 64 columns come by
 // cp.async, kStages of them in a ring: activations as they are, weights as they are packed, which is fragment order.
