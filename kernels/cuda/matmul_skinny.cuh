@@ -1,5 +1,5 @@
-// Products of 17 to 32 rows (of bf16 weights to 64), and of fewer where matmul_stream.cuh's kernel does not fit or is the slower one: each
-// weight is read once, by one warp.
+// Products of 17 to 32 rows (of bf16 weights to 64), and of fewer where matmul_stream.cuh's kernel does not fit or is
+// the slower one: each weight is read once, by one warp.
 //
 // A warp owns kTiles tiles of 16 weight rows for all of K and all rows of the pass; warps never meet. It keeps kDepth
 // stages of 64 columns of its weights under way in registers: bytes in flight are what the read bandwidth needs, and
