@@ -65,13 +65,20 @@ struct NgramHeads {
 /// afterwards.
 struct EmbedNgramsArgs {
   const NgramHeads* heads = nullptr;
-  const ShortConvShape* shape = nullptr;            // of the layer's states
-  std::span<const std::unique_ptr<Weight>> tables;  // of heads first_head, first_head + 1 …; equal columns
+  const ShortConvShape* shape = nullptr;  // of the layer's states
+  std::span<const Weight* const> tables;  // of heads first_head, first_head + 1 …; equal columns
   int64_t first_head = 0;
   Tensor out;  // [rows, tables * columns of one]
   RowBatch rows;
   int64_t layer = 0;  // of rows.recurrent
 };
+
+/// Pointers to weights that their owner keeps.
+inline std::vector<const Weight*> borrowed(std::span<const std::unique_ptr<Weight>> owned) {
+  std::vector<const Weight*> weights;
+  for (const std::unique_ptr<Weight>& weight : owned) weights.push_back(weight.get());
+  return weights;
+}
 
 /// Means of windows of `tokens` consecutive rows of one cache layer: sum over them of (1 / tokens) * row, then rms
 /// norm, then rope ("rotate half") at the window's first position, into another layer. Pools every window whose last

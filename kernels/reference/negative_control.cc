@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
+
+#include "kernels/ops/stream_ops.h"
 
 namespace tensorfold {
 namespace {
@@ -161,7 +164,13 @@ class NegativeControl : public Ops {
   void inject_streams(const InjectStreamsArgs& args) override { inner_->inject_streams(args); }
   void gate_streams(const GateStreamsArgs& args) override { inner_->gate_streams(args); }
   void short_conv(const ShortConvArgs& args) override { inner_->short_conv(args); }
-  void embed_ngrams(const EmbedNgramsArgs& args) override { inner_->embed_ngrams(args); }
+  void embed_ngrams(const EmbedNgramsArgs& args) override {
+    std::vector<const Weight*> whole;
+    for (const Weight* table : args.tables) whole.push_back(static_cast<const SplitWeight*>(table)->whole.get());
+    EmbedNgramsArgs inner = args;
+    inner.tables = whole;
+    inner_->embed_ngrams(inner);
+  }
   void pool_means(RowCache& cache, const PoolMeansArgs& args) override { inner_->pool_means(cache, args); }
   bool supports_block_drafts() const override { return inner_->supports_block_drafts(); }
   void mean_streams(Tensor x, int64_t streams, Tensor out) override { inner_->mean_streams(x, streams, out); }

@@ -226,10 +226,11 @@ class ConvLayer {
     return run_pieces(ops_, pieces, x, shape_.channels, kept, [&](const RowBatch& rows, Tensor input) {
       const Tensor out = ops_.scratch(rows.rows(), shape_.channels + found);
       const Tensor rounded = ops_.scratch_input(rows.rows(), found);
+      const std::vector<const Weight*> tables = borrowed(tables_);
       EmbedNgramsArgs ngrams;
       ngrams.heads = &heads_;
       ngrams.shape = &shape_;
-      ngrams.tables = tables_;
+      ngrams.tables = tables;
       ngrams.first_head = 1;
       ngrams.out = rounded;
       ngrams.rows = rows;

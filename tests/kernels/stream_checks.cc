@@ -159,9 +159,10 @@ std::vector<float> conv_pass(Ops& ops, const Line& line, const std::vector<float
   batch.tokens = std::span(line.tokens).subspan(static_cast<size_t>(position), static_cast<size_t>(rows));
   batch.recurrent = layers;
   const Tensor looked_up = ops.scratch(rows, 3 * Ngrams::kCols);
+  const std::vector<const Weight*> tables = borrowed(ngrams.tables);
   ops.embed_ngrams({.heads = &ngrams.heads,
                     .shape = &kConv,
-                    .tables = ngrams.tables,
+                    .tables = tables,
                     .first_head = 1,
                     .out = looked_up,
                     .rows = batch,

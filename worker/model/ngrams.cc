@@ -173,9 +173,10 @@ absl::Status NgramBlock::add_to(PassContext& pass, int layer, Tensor streams) co
   const ScratchScope scope(ops);
   const int64_t rows = streams.rows, all = count_ * width_;
   const Tensor found = ops.scratch_input(rows, cut_.unit_count() * head_dim_);
+  const std::vector<const Weight*> tables = borrowed(tables_);
   ops.embed_ngrams({.heads = &hash_.heads(),
                     .shape = &conv_shape_,
-                    .tables = tables_,
+                    .tables = tables,
                     .first_head = cut_.first_unit(),
                     .out = found,
                     .rows = pass.rows,
