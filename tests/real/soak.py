@@ -22,6 +22,9 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 from cluster import Checks, Cluster, arguments, finish, wait_until  # noqa: E402
 
 PERIOD = 1.0  # seconds between two looks at memory
+# Seconds. A background request may wait for as many turns of 30 seconds as there are requests before it (8 lanes, 14
+# places in the queue), and then answers among seven others.
+LONGEST_WAIT = 30 * (8 + 14) + 300
 
 
 def resident_kib(pid):
@@ -120,7 +123,7 @@ def run(checks, args):
         command = [args.binary, "bench", "serve", "--url", f"http://127.0.0.1:{cluster.http_port}", "--mix", "mixed",
                    "--concurrency", str(args.users), "--duration", str(args.seconds), "--disconnect", "0.15",
                    "--malformed", "0.1", "--prompt-tokens", "3000", "--prefix-tokens", "1000", "--reply-tokens", "96",
-                   "--background", "0.2", "--seed", str(args.seed), "--check", "--check-share", str(args.check_share), "--json", out]
+                   "--background", "0.2", "--timeout", str(LONGEST_WAIT), "--seed", str(args.seed), "--check", "--check-share", str(args.check_share), "--json", out]
         load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         memory = Memory(cluster)
         said = threading.Event()
