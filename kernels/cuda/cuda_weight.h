@@ -11,11 +11,11 @@
 //            column 2 j at bit 4 j and column 2 j + 1 at bit 16 + 4 j, so that a shift and a mask make a pair.
 //   kAffine8 1,024 bytes: for each half 32 lanes x (8 codes of row g, 8 codes of row g + 8).
 //   kFp8     1,024 bytes: as kAffine8, but a word has the codes of columns 0 to 3 (4 to 7) at the bits of fp8_bit().
-//   kFp4     512 bytes: as kAffine4, with codes at the bits of fp4_bit(). Then 64 bytes: for each g, for columns 32
-//   half
-//            + {0 … 15} and + {16 … 31}, the scales (a byte each, as stored) of half 0 row g, row g + 8, half 1 row g,
-//            row g + 8. Then 16 bytes: the factors of rows g and of rows g + 8, and how a byte becomes a number
-//            (Fp4Factors).
+//   kFp4     512 bytes: as kAffine4, with codes at the bits of fp4_bit(). Then 64 bytes a set: a set holds a scale (a
+//   byte,
+//            as stored) for 16 columns; two sets for 8 each, where blocks begin inside 16. For each g, for each of
+//            these runs of columns of 32: those of half 0 row g, row g + 8, half 1 row g, row g + 8. Then 16 bytes: the
+//            factors of rows g and of rows g + 8, and how a byte becomes a number (Fp4Factors).
 //   affine, after the codes: for each set, for each g: scale and bias (bf16 each) of row g, of row g + 8. A set holds
 //            for 64 columns (1 a stage) or for 32 (2 a stage: quantisation groups of 32). A scale is stored times
 //            2^133, which lets a code be multiplied as it is cut out of its word (matmul_format.cuh); that is exact
@@ -85,8 +85,10 @@ __host__ __device__ constexpr int fp8_bit(int j, int b) {
   return b == 7 ? 11 : b < 4 ? b : 8 + b;
 }
 /// kFp4: where the scales of a lane's 8 columns of both halves are, and the factors.
-__host__ __device__ constexpr int fp4_scale_offset(int lane) { return 512 + lane / 4 * 8 + lane % 4 / 2 * 4; }
-inline constexpr int kFp4FactorsOffset = 576;
+__host__ __device__ constexpr int fp4_scale_offset(int sets, int lane) {
+  return 512 + lane / 4 * 8 * sets + lane % 4 * sets / 2 * 4;
+}
+__host__ __device__ constexpr int fp4_factors_offset(int sets) { return 512 + 64 * sets; }
 
 /// Consecutive packed rows of one format.
 struct CudaWeightSegment {

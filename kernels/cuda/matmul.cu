@@ -69,7 +69,8 @@ void cuda_matmul(cudaStream_t stream, std::span<const CudaMatmulJob> jobs) {
       {CudaWeightKind::kBf16, 0},        {CudaWeightKind::kAffine4, 1},     {CudaWeightKind::kAffine4, 2},
       {CudaWeightKind::kAffine8, 1},     {CudaWeightKind::kAffine8, 2},     {CudaWeightKind::kAffine4Wide, 1},
       {CudaWeightKind::kAffine4Wide, 2}, {CudaWeightKind::kAffine8Wide, 1}, {CudaWeightKind::kAffine8Wide, 2},
-      {CudaWeightKind::kFp8, 1},         {CudaWeightKind::kFp8, 2},         {CudaWeightKind::kFp4, 1}};
+      {CudaWeightKind::kFp8, 1},         {CudaWeightKind::kFp8, 2},         {CudaWeightKind::kFp4, 1},
+      {CudaWeightKind::kFp4, 2}};
   for (const auto& [kind, sets] : kFormats) {
     MatmulArgs args;
     args.rows = static_cast<int32_t>(jobs[0].x.rows);

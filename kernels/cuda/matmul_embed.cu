@@ -37,8 +37,8 @@ __device__ void piece_values(CudaWeightKind kind, int sets, const uint8_t* stage
     return;
   }
   if (kind == CudaWeightKind::kFp4) {
-    const Fp4Parts parts(*reinterpret_cast<const uint32_t*>(stage + fp4_scale_offset(lane)),
-                         *reinterpret_cast<const uint4*>(stage + kFp4FactorsOffset), half);
+    const Fp4Parts parts(*reinterpret_cast<const uint32_t*>(stage + fp4_scale_offset(sets, lane)),
+                         *reinterpret_cast<const uint4*>(stage + fp4_factors_offset(sets)), half);
     parts.of(*reinterpret_cast<const uint32_t*>(stage + affine4_offset(half, upper, lane)), upper != 0, values);
     return;
   }

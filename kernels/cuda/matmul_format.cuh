@@ -214,19 +214,19 @@ struct WeightStage<CudaWeightKind::kBf16, 0> {
   }
 };
 
-template <>
-struct WeightStage<CudaWeightKind::kFp4, 1> {
+template <int kSets>
+struct WeightStage<CudaWeightKind::kFp4, kSets> {
   uint4 codes, factors;
   uint32_t scales;
   __device__ __forceinline__ void load(const uint8_t* stage, int lane, bool present) {
     load_stream16(codes, stage + lane * 16, present);
-    load_stream4(scales, stage + fp4_scale_offset(lane), present);
-    load_stream16(factors, stage + kFp4FactorsOffset, present);
+    load_stream4(scales, stage + fp4_scale_offset(kSets, lane), present);
+    load_stream16(factors, stage + fp4_factors_offset(kSets), present);
   }
   __device__ __forceinline__ void load_shared(uint32_t stage, int lane) {
     codes = load_shared16(stage + lane * 16);
-    scales = load_shared4(stage + fp4_scale_offset(lane));
-    factors = load_shared16(stage + kFp4FactorsOffset);
+    scales = load_shared4(stage + fp4_scale_offset(kSets, lane));
+    factors = load_shared16(stage + fp4_factors_offset(kSets));
   }
   __device__ __forceinline__ void fragments(int half, Bf16x2 (&a)[2][4]) const {
     const Fp4Parts parts(scales, factors, half);

@@ -1,7 +1,6 @@
 // Packing: rows go through two pinned buffers (the bound on host memory) into two device buffers, and a kernel puts
 // them in the order of cuda_weight.h. The next buffer is filled while the one before it is copied and permuted.
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -99,9 +98,8 @@ struct SegmentSource {
 };
 
 // Enqueues the packing of a segment at `memory`; the host's buffers are free again when it returns, the device's work
-// goes on. Sets `nan` where a weight is no number.
-bool pack_segment(const SegmentSource& source, Stager& stager, const CudaWeightSegment& segment, uint8_t* memory,
-                  std::atomic<bool>& nan) {
+// goes on.
+bool pack_segment(const SegmentSource& source, Stager& stager, const CudaWeightSegment& segment, uint8_t* memory) {
   const int64_t stages = segment.stages;
   const int64_t row_bytes = staged_row_bytes(segment.kind, stages);
   const int64_t scale_bytes = staged_scale_bytes(segment.sets, stages);
@@ -116,18 +114,16 @@ bool pack_segment(const SegmentSource& source, Stager& stager, const CudaWeightS
     uint8_t* scales = codes + rows * row_bytes;
     on_threads(rows, [&](int64_t begin, int64_t end) {
       WeightView views[2];  // of gate and up, whose rows alternate
-      bool found_nan = false;
       for (int64_t r = begin; r < end; ++r) {
         const auto [block, row] = source.row_at(tile * kTileRows + r);
         if (block != nullptr) {
           stage_row(*block, row, source.format, stages, codes + r * row_bytes, scales + r * scale_bytes,
-                    views[source.pairing == CudaPairing::kGateUp && r % kTileRows >= 8], &found_nan);
+                    views[source.pairing == CudaPairing::kGateUp && r % kTileRows >= 8]);
         } else {
           std::fill_n(codes + r * row_bytes, row_bytes, uint8_t{0});
           std::fill_n(scales + r * scale_bytes, scale_bytes, uint8_t{0});
         }
       }
-      if (found_nan) nan = true;
     });
     if (!cuda_ok(cudaMemcpyAsync(stager.device[turn], codes, static_cast<size_t>(rows * (row_bytes + scale_bytes)),
                                  cudaMemcpyHostToDevice, stager.stream),
@@ -160,6 +156,20 @@ PackFormat shared_format(PackFormat a, PackFormat b) {
   return {eight ? eight_kind : four_kind, std::max(a.sets, b.sets), {}};
 }
 
+// Formats of stacked blocks. Slices of one FP8 or FP4 matrix that begin at different places of its blocks take the
+// finer sets of all of them, so that they stay one segment and one launch.
+std::vector<PackFormat> formats_of(std::span<const MatrixSource> blocks) {
+  std::vector<PackFormat> formats;
+  for (const MatrixSource& block : blocks) formats.push_back(block.rows > 0 ? pack_format(block) : PackFormat{});
+  for (PackFormat& format : formats) {
+    if (format.kind != CudaWeightKind::kFp8 && format.kind != CudaWeightKind::kFp4) continue;
+    for (const PackFormat& other : formats) {
+      if (other.kind == format.kind) format.sets = std::max(format.sets, other.sets);
+    }
+  }
+  return formats;
+}
+
 // Groups blocks that are stacked in one format; an error sentence if that cannot be.
 std::vector<SegmentSource> plan_segments(std::span<const MatrixSource> blocks, CudaPairing pairing,
                                          std::string* error) {
@@ -169,8 +179,12 @@ std::vector<SegmentSource> plan_segments(std::span<const MatrixSource> blocks, C
     if (error->empty()) *error = pack_source_error(block);
     if (error->empty() && block.cols != blocks[0].cols) *error = "stacked matrices must have equal columns";
     if (!error->empty()) return {};
+  }
+  const std::vector<PackFormat> formats = formats_of(blocks);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const MatrixSource& block = blocks[i];
     if (block.rows == 0) continue;
-    PackFormat format = pack_format(block);
+    PackFormat format = formats[i];
     if (pairing == CudaPairing::kGateUp && !plan.empty()) {
       format = plan.back().format = shared_format(plan.back().format, format);
     }
@@ -233,14 +247,13 @@ std::vector<std::unique_ptr<CudaWeight>> pack_cuda_weights(std::span<const CudaP
   const std::shared_ptr<void> memory(at, [](void* p) { cudaFree(p); });
   std::vector<std::unique_ptr<CudaWeight>> weights;
   bool good = true;
-  std::atomic<bool> nan{false};
   for (size_t i = 0; i < jobs.size() && good; ++i) {
     int64_t rows = 0;
     for (size_t s = 0; s < packed[i].size() && good; ++s) {
       CudaWeightSegment& segment = packed[i][s];
       segment.memory = memory;
       segment.data = at;
-      good = pack_segment(plans[i][s], stager, segment, at, nan);
+      good = pack_segment(plans[i][s], stager, segment, at);
       at += placed_bytes(segment);
       rows += segment.rows;
     }
@@ -249,8 +262,7 @@ std::vector<std::unique_ptr<CudaWeight>> pack_cuda_weights(std::span<const CudaP
   }
   // Also before memory is given back: nothing may still write into it.
   good = cuda_ok(cudaStreamSynchronize(stager.stream), "pack") && good;
-  if (nan) *error = "a weight is not a number (FP8 code 0x7f or 0xff)";
-  if (!good || nan) weights.clear();
+  if (!good) weights.clear();
   return weights;
 }
 

@@ -16,7 +16,7 @@ __host__ __device__ inline uint32_t interleave_codes4(uint32_t codes) {
 }
 
 /// The same for FP4: a half of the word has the codes of columns 0, 2, 4, 6 (low half) or 1, 3, 5, 7, a code's sign and
-/// magnitude at the bits that fp4_bits() says.
+/// magnitude at the bits that fp4_bit() says.
 __host__ __device__ inline uint32_t interleave_fp4(uint32_t codes) {
   uint32_t word = 0;
   for (int i = 0; i < 8; ++i) {
@@ -73,11 +73,12 @@ __host__ __device__ inline uint4 packed_piece(const uint8_t* staged, CudaWeightK
     const uint8_t* bytes = staged + tiles * kTileRows * row_bytes;
     uint32_t words[4];
     for (int w = 0; w < 4; ++w) {
-      const int i = (piece - 32) * 4 + w, pair = i % 2;  // (g, which 16 of 32 columns)
+      const int runs = 2 * sets, i = (piece - 32) * 4 + w, run = i % runs;  // (g, which 16 or 8 of 32 columns)
       words[w] = 0;
       for (int b = 0; b < 4; ++b) {
-        const int64_t from_row = tile * kTileRows + i / 2 + 8 * (b % 2);
-        words[w] |= static_cast<uint32_t>(bytes[(from_row * stages + stage) * 4 + 2 * (b / 2) + pair]) << (8 * b);
+        const int64_t from_row = tile * kTileRows + i / runs + 8 * (b % 2);
+        const int64_t at = (from_row * stages + stage) * 2 * runs + runs * (b / 2) + run;
+        words[w] |= static_cast<uint32_t>(bytes[at]) << (8 * b);
       }
     }
     return make_uint4(words[0], words[1], words[2], words[3]);

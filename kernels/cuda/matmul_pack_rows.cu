@@ -69,12 +69,20 @@ void stage_affine_row(const MatrixSource& s, int64_t row, PackFormat format, int
   }
 }
 
-// Codes as they are stored; nan: one of them is no number.
+bool has_nan_code(const MatrixSource& s) {
+  for (int64_t row = 0; row < s.rows; ++row) {
+    const auto* from = reinterpret_cast<const uint8_t*>(s.data + (s.first_row + row) * s.row_bytes + s.first_col);
+    uint8_t found = 0;  // to the end, which the compiler does 16 and more at a time
+    for (int64_t c = 0; c < s.cols; ++c) found |= static_cast<uint8_t>((from[c] & 0x7f) == 0x7f);
+    if (found != 0) return true;
+  }
+  return false;
+}
+
 void stage_e4m3_row(const MatrixSource& s, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
-                    uint8_t* scales, bool* nan) {
+                    uint8_t* scales) {
   const auto* from = reinterpret_cast<const uint8_t*>(s.data + (s.first_row + row) * s.row_bytes + s.first_col);
   std::memcpy(codes, from, static_cast<size_t>(s.cols));
-  if (std::any_of(from, from + s.cols, [](uint8_t code) { return (code & 0x7f) == 0x7f; })) *nan = true;
   const int64_t set_columns = kStageColumns / format.sets, scale_row = (s.first_row + row) / s.block_rows;
   int64_t last_block = -1;
   uint32_t split = 0;
@@ -90,12 +98,13 @@ void stage_e4m3_row(const MatrixSource& s, int64_t row, PackFormat format, int64
   }
 }
 
-// A byte for each 16 columns.
-void stage_e2m1_row(const MatrixSource& s, int64_t row, uint8_t* codes, uint8_t* scales) {
+// A byte of scales for each 16 columns, or each 8.
+void stage_e2m1_row(const MatrixSource& s, int64_t row, PackFormat format, uint8_t* codes, uint8_t* scales) {
   const int64_t whole_row = s.first_row + row;
   std::memcpy(codes, s.data + whole_row * s.row_bytes + s.first_col / 2, static_cast<size_t>(s.cols / 2));
   const auto* from = reinterpret_cast<const uint8_t*>(s.scales + whole_row / s.block_rows * s.scale_row_bytes);
-  for (int64_t c = 0; c < s.cols; c += 16) scales[c / 16] = from[(s.first_col + c) / s.block_cols];
+  const int64_t run = 16 / format.sets;
+  for (int64_t c = 0; c < s.cols; c += run) scales[c / run] = from[(s.first_col + c) / s.block_cols];
 }
 
 }  // namespace
@@ -114,11 +123,13 @@ std::string pack_source_error(const MatrixSource& s) {
 PackFormat pack_format(const MatrixSource& s) {
   if (s.format == WeightFormat::kE4m3) {
     const int sets = fp8_sets(s);
-    return sets > 0 && splits_e4m3_scales(s) ? PackFormat{CudaWeightKind::kFp8, sets, {}} : PackFormat{};
+    return sets > 0 && splits_e4m3_scales(s) && !has_nan_code(s) ? PackFormat{CudaWeightKind::kFp8, sets, {}}
+                                                                 : PackFormat{};
   }
   if (s.format == WeightFormat::kE2m1) {
-    const std::optional<Fp4Factors> factors = fp4_factors(s);
-    return factors ? PackFormat{CudaWeightKind::kFp4, 1, {*factors, *factors}} : PackFormat{};
+    const int sets = fp4_sets(s);
+    const std::optional<Fp4Factors> factors = sets > 0 ? fp4_factors(s) : std::nullopt;
+    return factors ? PackFormat{CudaWeightKind::kFp4, sets, {*factors, *factors}} : PackFormat{};
   }
   if (s.format != WeightFormat::kMlxAffine || s.scale_format != WeightFormat::kBf16) return {};
   const bool wide = has_large_scale(s);
@@ -128,17 +139,17 @@ PackFormat pack_format(const MatrixSource& s) {
 }
 
 void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
-               uint8_t* scales, WeightView& view, bool* nan) {
+               uint8_t* scales, WeightView& view) {
   const int64_t row_bytes = staged_row_bytes(format.kind, stages);
   const int64_t used = source.cols * kept_bits(format.kind) / 8;
   std::memset(codes + used, 0, static_cast<size_t>(row_bytes - used));
   std::memset(scales, 0, static_cast<size_t>(staged_scale_bytes(format.sets, stages)));
   switch (format.kind) {
     case CudaWeightKind::kFp8:
-      stage_e4m3_row(source, row, format, stages, codes, scales, nan);
+      stage_e4m3_row(source, row, format, stages, codes, scales);
       return;
     case CudaWeightKind::kFp4:
-      stage_e2m1_row(source, row, codes, scales);
+      stage_e2m1_row(source, row, format, codes, scales);
       return;
     case CudaWeightKind::kBf16:
       if (is_plain(source.format)) {

@@ -21,7 +21,8 @@ struct PackFormat {
 
 /// What is wrong with a source, as a sentence, or empty.
 std::string pack_source_error(const MatrixSource& source);
-/// Reads all of a matrix's scales. FP8 and FP4 whose blocks or scales the kernels have no way for are kBf16.
+/// Reads all of a matrix's scales, and of FP8 the codes. FP8 and FP4 whose blocks, scales or codes (NaN) the kernels
+/// have no way for are kBf16.
 PackFormat pack_format(const MatrixSource& source);
 
 /// Rows of the staging buffers: codes or values in column order, padded with zeros to whole stages …
@@ -29,12 +30,11 @@ __host__ __device__ constexpr int64_t staged_row_bytes(CudaWeightKind kind, int6
   return stages * 8 * kept_bits(kind);
 }
 /// … and, after all rows' codes, of each row the scale and bias of each set, 4 bytes (kFp8: hi and lo; kFp4: a byte for
-/// each 16 columns).
+/// each 16 columns, with two sets for each 8).
 __host__ __device__ constexpr int64_t staged_scale_bytes(int sets, int64_t stages) { return stages * sets * 4; }
 
 /// One row. `codes` (at an even address) and `scales` have the sizes above; `view` is the thread's, for a run of rows.
-/// Sets *nan where a weight of FP8 is no number.
 void stage_row(const MatrixSource& source, int64_t row, PackFormat format, int64_t stages, uint8_t* codes,
-               uint8_t* scales, WeightView& view, bool* nan);
+               uint8_t* scales, WeightView& view);
 
 }  // namespace tensorfold

@@ -67,6 +67,15 @@ double moved_from_edges(double value, std::span<const int> significands, double 
   return std::clamp(value, std::min(least, most), std::max(least, most));
 }
 
+// 1 where blocks begin at multiples of `columns`, 2 at those of half as many, else 0.
+int sets_of_runs(const MatrixSource& s, int64_t columns) {
+  if (s.block_cols >= s.first_col + s.cols) return 1;
+  for (const int sets : {1, 2}) {
+    if (s.first_col % (columns / sets) == 0 && s.block_cols % (columns / sets) == 0) return sets;
+  }
+  return 0;
+}
+
 }  // namespace
 
 std::optional<uint32_t> split_e4m3_scale(double scale) {
@@ -85,7 +94,6 @@ std::optional<uint32_t> split_e4m3_scale(double scale) {
 std::optional<Fp4Factors> fp4_factors(const MatrixSource& s) {
   const bool e8m0 = s.scale_format == WeightFormat::kE8m0;
   if (s.format != WeightFormat::kE2m1 || !(e8m0 || s.scale_format == WeightFormat::kE4m3)) return std::nullopt;
-  if (s.first_col % 16 != 0 || (s.block_cols % 16 != 0 && s.block_cols < s.first_col + s.cols)) return std::nullopt;
   const double global =
       s.divide_by_global ? 1.0 / static_cast<double>(s.global_scale) : static_cast<double>(s.global_scale);
   if (!(global > 0 && std::isfinite(global))) return std::nullopt;
@@ -117,14 +125,8 @@ std::optional<Fp4Factors> fp4_factors(const MatrixSource& s) {
   return Fp4Factors{static_cast<float>(moved * 0x1p126), e8m0 ? 1u << 23 : 1u << 20, e8m0 ? 1.0f : 0x1p120f};
 }
 
-int fp8_sets(const MatrixSource& s) {
-  if (s.block_cols >= s.first_col + s.cols) return 1;
-  for (const int sets : {1, 2}) {
-    const int64_t columns = 64 / sets;
-    if (s.first_col % columns == 0 && s.block_cols % columns == 0) return sets;
-  }
-  return 0;
-}
+int fp8_sets(const MatrixSource& s) { return sets_of_runs(s, 64); }
+int fp4_sets(const MatrixSource& s) { return s.first_col % 2 == 0 ? sets_of_runs(s, 16) : 0; }
 
 bool splits_e4m3_scales(const MatrixSource& s) {
   const ScaleRange range = scales_of(s);

@@ -32,6 +32,10 @@ struct Fp4Factors {
 /// more, or less than 2^-90 and not 0). Reads all of its scales.
 std::optional<Fp4Factors> fp4_factors(const MatrixSource& source);
 
+/// Scale sets of an FP4 matrix: 1 for a scale for 16 columns, 2 for 8 (blocks begin inside 16 columns, but not inside
+/// 8), or 0 where blocks begin elsewhere.
+int fp4_sets(const MatrixSource& source);
+
 /// Scale sets that a stage of 64 columns of an FP8 matrix needs (1, or 2 where blocks are of 32 columns), or 0 where
 /// blocks begin elsewhere.
 int fp8_sets(const MatrixSource& source);

@@ -24,7 +24,10 @@ bool launch(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
 
 bool launch_matmul_small_floats(CudaWeightKind kind, int sets, MatmulArgs& args, const GpuFacts& gpu,
                                 cudaStream_t stream) {
-  if (kind == CudaWeightKind::kFp4) return launch<CudaWeightKind::kFp4, 1>(args, gpu, stream);
+  if (kind == CudaWeightKind::kFp4) {
+    return sets == 1 ? launch<CudaWeightKind::kFp4, 1>(args, gpu, stream)
+                     : launch<CudaWeightKind::kFp4, 2>(args, gpu, stream);
+  }
   return sets == 1 ? launch<CudaWeightKind::kFp8, 1>(args, gpu, stream)
                    : launch<CudaWeightKind::kFp8, 2>(args, gpu, stream);
 }

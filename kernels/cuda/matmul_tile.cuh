@@ -98,15 +98,15 @@ struct TileWeights<CudaWeightKind::kBf16, 0> {
   }
 };
 
-template <>
-struct TileWeights<CudaWeightKind::kFp4, 1> {
+template <int kSets>
+struct TileWeights<CudaWeightKind::kFp4, kSets> {
   uint4 codes, factors;
   uint32_t scales;
   __device__ __forceinline__ void load(uint32_t stage, int half, int lane) {
     if (half != 0) return;
     codes = load_here16(stage + lane * 16);
-    factors = load_here16(stage + kFp4FactorsOffset);
-    scales = load_here4(stage + fp4_scale_offset(lane));
+    factors = load_here16(stage + fp4_factors_offset(kSets));
+    scales = load_here4(stage + fp4_scale_offset(kSets, lane));
   }
   __device__ __forceinline__ void fragments(int half, int upper, Bf16x2 (&a)[2][4]) const {
     Bf16x2 row[4];

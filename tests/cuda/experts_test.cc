@@ -214,8 +214,9 @@ std::vector<MixtureShape> shapes() {
       mxfp4{4, 32, false, "mxfp4"};
   for (const Format& format : {fp8, mxfp8, nvfp4, mxfp4}) all.push_back({format.name(), {format}});
   all.push_back({"mixed with small floats", {nvfp4, fp8, four64, mxfp4, mxfp8, b16}});
-  // Slices that begin inside blocks are kept as bf16.
+  // Slices that begin inside blocks of 16: two sets of scales; of FP8: as bf16.
   all.push_back({"nvfp4, odd slices", {nvfp4}, 128, 48, 48, 2, 10, 4});
+  all.push_back({"fp8, odd slices", {fp8}, 128, 272, 272, 2, 10, 4});
   // Columns of slices, and rows of outputs, that end inside stages and tiles.
   all.push_back({"odd sizes", {b16}, 136, 48, 80, 2, 10, 4});
   all.push_back({"many slices, long K", {four64}, 1088, 512, 512, 8, 20, 9});

@@ -98,8 +98,8 @@ TEST(MatmulTest, QuantisedEqualsDequantised) {
   }
 }
 
-// Parts of FP8 and FP4 matrices that begin inside blocks, those with a way of their own and those without; a NaN is an
-// error.
+// Parts of FP8 and FP4 matrices that begin inside blocks, those with a way of their own and those without; slices that
+// begin at different places are one segment; a matrix with a NaN is kept as bf16.
 TEST(MatmulTest, PartsOfSmallFloats) {
   TF_NEED_GPU();
   struct Part {
@@ -110,7 +110,8 @@ TEST(MatmulTest, PartsOfSmallFloats) {
   for (const Part& part : {Part{"fp8 tensor", 40, CudaWeightKind::kFp8}, Part{"fp8 blocks", 64, CudaWeightKind::kFp8},
                            Part{"fp8 blocks", 40, CudaWeightKind::kBf16}, Part{"mxfp8", 32, CudaWeightKind::kFp8},
                            Part{"mxfp8", 48, CudaWeightKind::kBf16}, Part{"nvfp4", 48, CudaWeightKind::kFp4},
-                           Part{"nvfp4", 8, CudaWeightKind::kBf16}, Part{"mxfp4", 80, CudaWeightKind::kFp4}}) {
+                           Part{"nvfp4", 8, CudaWeightKind::kFp4}, Part{"nvfp4", 4, CudaWeightKind::kBf16},
+                           Part{"mxfp4", 80, CudaWeightKind::kFp4}}) {
     const TestMatrix m = make_small_float_matrix(part.format, 70, 512, 47);
     const auto slice = [&](const MatrixSource& s) { return s.slice_rows(13, 49).slice_cols(part.first_col, 200); };
     const MatrixSource quantised_part = slice(m.source);
@@ -123,9 +124,16 @@ TEST(MatmulTest, PartsOfSmallFloats) {
   }
   TestMatrix broken = make_small_float_matrix("fp8 tensor", 16, 64, 49);
   broken.codes[100] = 0xff;
-  std::string error;
-  EXPECT_EQ(pack_cuda_weight({&broken.source, 1}, CudaPairing::kNone, &error), nullptr);
-  EXPECT_NE(error.find("not a number"), std::string::npos) << error;
+  EXPECT_EQ(pack(broken.source)->segments()[0].kind, CudaWeightKind::kBf16);
+  const TestMatrix m = make_small_float_matrix("nvfp4", 32, 48, 50);
+  const MatrixSource slices[] = {m.source.slice_cols(0, 24), m.source.slice_cols(24, 24)};
+  const MatrixSource plain_slices[] = {m.dequantised().slice_cols(0, 24), m.dequantised().slice_cols(24, 24)};
+  const auto stacked = pack(slices), plain = pack(plain_slices);
+  EXPECT_EQ(stacked->segments().size(), 1u);
+  for (int64_t rows : {1, 12, 40, 70}) {
+    const Rows x = make_rows(rows, 24, 51);
+    expect_same(product(*stacked, x), product(*plain, x), 64, "stacked slices of nvfp4");
+  }
 }
 
 // Kernels convert codes in two ways, by the size of the scales around: all small, all large, and both in one tile, with
