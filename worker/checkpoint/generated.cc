@@ -20,7 +20,6 @@ constexpr size_t kSmallBlock = 8u << 20;   // scales, biases
 constexpr size_t kAlignment = 256;         // of a tensor in its block
 constexpr size_t kMaxTensor = size_t{1} << 40;
 constexpr int64_t kMaxTaps = int64_t{1} << 28;  // of all convolutions, which are made one by one
-constexpr int kGroup = 64;
 constexpr float kDeviation = 0.02f;
 
 // `key` and `value` are what a config.json of this format has beside the shape. Embedding, head and routers stay bf16
