@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "coordinator/plan/drafter_plan.h"
+#include "kernels/numerics/padded_heads.h"
 #include "transport/pass/plan.h"
 #include "worker/state/snapshots.h"
 
@@ -22,8 +23,7 @@ constexpr int64_t kTransportBytes = 24 * kMiB;
 constexpr int64_t kDeviceContextBytes = 1024 * kMiB;
 // Kept launches: so much for each kind of pass, and kinds for each power of two of rows and of four of context.
 constexpr int64_t kKeptLaunchBytes = 6 * kMiB;
-constexpr int64_t kKeptRowSizes = 6;
-constexpr int64_t kKeptContext = 8192;
+constexpr int64_t kKeptRowSizes = 7;  // 1 to 64
 // A token of a sequence on rank 0: in the request, the history and the request's body as it came and was read; and
 // twice in the copy drafter's index (16 bytes an entry of a hash table that is half empty after it has grown, and a
 // chain).
@@ -85,9 +85,15 @@ int64_t device_choice_bytes(const ModelConfig& config) {
 int64_t device_delta_bytes(const Profile& profile, const ModelConfig& config) {
   if (config.family != Family::kGlm5Next) return 0;
   const LinearAttentionConfig& linear = config.linear;
-  return float_bytes(profile.schedule.max_batch_rows *
-                     (3 * linear.key_heads * linear.key_dim + 2 * linear.value_heads * linear.value_dim));
+  // Rows that are computed again come on top: a window for each sequence of a pass, and of a kept one for each row.
+  constexpr int64_t kKeptRows = 64;
+  const int64_t rows = profile.schedule.max_batch_rows + int64_t{profile.schedule.max_sequences} * kMaxWindow +
+                       kKeptRows * (1 + kMaxWindow);
+  return float_bytes(rows * (3 * linear.key_heads * linear.key_dim + 2 * linear.value_heads * linear.value_dim));
 }
+
+// A whole number with its unit, as a profile reads sizes; rounded up.
+std::string mebibytes(int64_t bytes) { return fmt::format("{}MiB", (bytes + kMiB - 1) / kMiB); }
 
 int64_t lane_state_bytes(const ModelShape& shape) {
   int64_t bytes = shape.has_mtp ? float_bytes(kMaxWindow * shape.row_values()) : 0;
@@ -97,7 +103,7 @@ int64_t lane_state_bytes(const ModelShape& shape) {
 
 int64_t kept_launch_bytes(const ModelShape& shape, bool drafter, int64_t context) {
   int64_t contexts = 1;
-  for (int64_t keys = kKeptContext; keys < context; keys *= 4) ++contexts;
+  for (int64_t keys = Ops::kKeptContext; keys < context; keys *= 4) ++contexts;
   const int64_t kinds = 1 + (shape.has_mtp ? 2 : 0) + (drafter ? 2 : 0);
   return contexts * kKeptRowSizes * kinds * kKeptLaunchBytes;
 }
@@ -130,12 +136,12 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
         {"states", lane * plan->lanes, fmt::format("{} lanes, {} each", plan->lanes, human_bytes(lane)), false});
   }
   if (profile.cache.enabled && profile.cache.snapshot_bytes > 0 && !shape.recurrent.empty()) {
-    const int64_t each = snapshot_bytes(shape), wanted = 2 * plan->lanes;
+    const int64_t each = snapshot_bytes(shape), wanted = std::min<int64_t>(2 * plan->lanes, kMaxSnapshots);
     std::string note = fmt::format("{} for the prefix cache, {} each", plan->snapshots, human_bytes(each));
-    if (plan->snapshots < std::min<int64_t>(wanted, kMaxSnapshots)) {
+    if (plan->snapshots < wanted) {
       note += fmt::format(
           "; few: two a lane, so that conversations go on from their last turn, are cache.snapshot_bytes: {}",
-          human_bytes(wanted * each));
+          mebibytes(wanted * each));
     }
     plan->items.push_back({"snapshots", plan->snapshots * each, std::move(note), false});
   }
@@ -180,8 +186,8 @@ std::string human_bytes(int64_t bytes) {
 int64_t key_value_page_bytes(const Profile& profile, int64_t layers, int64_t kv_heads, int64_t head_dim) {
   const std::string format = profile.kv_format();
   const int64_t vectors = kPageTokens * layers * kv_heads * 2;
-  if (format == "fp8") return vectors * (head_dim + 4);  // and a scale
-  if (format == "bf16") return vectors * head_dim * 2;
+  if (format == "fp8") return vectors * (std::max<int64_t>(padded_head_dim(head_dim), head_dim) + 4);  // and a scale
+  if (format == "bf16") return vectors * std::max<int64_t>(padded_head_dim(head_dim), head_dim) * 2;
   return float_page_bytes(layers, kv_heads, head_dim);
 }
 

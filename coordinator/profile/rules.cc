@@ -280,14 +280,6 @@ Rules scheduling_rules() {
          if (c.profile.draft.kind != "dflash" || !c.profile.draft.model.empty()) return "";
          return "draft.kind: dflash drafts with a checkpoint of its own: name its folder here";
        }},
-      {{"draft.model", "compute.backend"},
-       kError,
-       "`draft.model` goes with `compute.backend: cpu`.",
-       [](const Context& c) -> std::string {
-         if (c.profile.draft.model_in_use().empty() || c.profile.compute.backend == "cpu") return "";
-         return fmt::format("backend {} computes no blocks of drafts: leave draft.model out",
-                            c.profile.compute.backend);
-       }},
       {{"draft.model", "draft.kind"},
        kWarning,
        "`draft.model` with `kind: none`, `mtp` or `copy`: it does nothing.",

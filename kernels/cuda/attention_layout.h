@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/numerics/host_device.h"
+#include "kernels/numerics/padded_heads.h"
 #include "kernels/ops/ops.h"
 
 namespace tensorfold {
@@ -13,12 +14,6 @@ namespace tensorfold {
 inline constexpr int kBlockKeys = static_cast<int>(kPageTokens);
 inline constexpr int kSplitBlocks = static_cast<int>(kKeySplit / kPageTokens);
 static_assert(kKeySplit % kPageTokens == 0 && kBlockKeys == 64);
-
-/// Values that a head takes in the cache and in the kernels: 32, 64, 128 or 256, the rest zeros; 0 if not supported.
-TF_HOST_DEVICE constexpr int padded_head_dim(int64_t head_dim) {
-  if (head_dim <= 0 || head_dim % 8 != 0 || head_dim > 256) return 0;
-  return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
-}
 
 /// A block is [64 tokens][dim] in units of 8 values. Where unit `unit` of token `token` lies in its row: eight
 /// consecutive tokens' units of one index fall on the eight 16-byte columns of the shared memory banks, so that

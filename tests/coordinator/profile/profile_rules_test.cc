@@ -132,6 +132,8 @@ std::vector<Case> silent_cases() {
       {"bind", "cluster: {coordinator: 'a:1', bind: 0.0.0.0, allow_any_address: true, token_file: t}", "ok"},
       {"kinds", "cluster: {transport: ucx, ucx: {tls: [self, rc_x], expect_transport: rdma, on_slow: refuse}}", "ok"},
       {"width", "draft: {kind: none, max_width: 1}", "ok"},
+      {"blocks", "draft: {kind: dflash, model: d}\ncompute: {backend: cuda}", "ok"},
+      {"blocks_on_cpu", "draft: {kind: dflash, model: d}", "ok"},
       {"keys", std::string("http: {listen: '0.0.0.0:8000', api_keys: [") + kHash + "], cors_origin: '*'}", "ok"},
       {"free_ports", "http: {listen: '127.0.0.1:0'}\ngrpc: {listen: '127.0.0.1:0'}", "ok"},
       {"grpc_off", "http: {listen: '127.0.0.1:8001'}\ngrpc: {enabled: false}", "ok"},
