@@ -94,14 +94,18 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
     const bool counts = &own == &tensor;  // for the whole module
     values = counts ? stored_elements(*stored, own) : 0;
     memory = counts ? stored_memory_bytes(source, module, *stored, own, MemoryOf::kCpu) : 0;
+    if (counts) facts.memory_by_kind["tables"] += stored_table_bytes(*stored);
     device_memory = counts ? stored_memory_bytes(source, module, *stored, own, MemoryOf::kCuda) : 0;
   } else if (quantised && format) {
     facts.bytes_by_format[fmt::format("mlx affine {}-bit g{}", format->bits, format->group)] += bytes;
     facts.column_unit = std::max<int64_t>(facts.column_unit, format->group);
     // Scales and biases are part of the values' encoding, not parameters.
     values = tensor.name.ends_with(".weight") ? bytes * 8 / format->bits : 0;
+    device_memory = affine_device_bytes(*format, source.find(module + ".scales")->dtype, values);
   } else {
     facts.bytes_by_format[lower(dtype_name(tensor.dtype))] += bytes;
+    // Matrices are bf16 there, vectors fp32.
+    if (tensor.shape.size() == 2 && tensor.dtype == Dtype::kF32) device_memory = bytes / 2;
   }
   facts.memory_by_kind[kind_of(path, skip)] += memory;
   facts.device_memory_by_kind[kind_of(path, skip)] += device_memory;
@@ -112,7 +116,8 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
 }  // namespace
 
 bool held_whole(std::string_view kind) {
-  return kind == "embedding" || kind == "norms" || kind == "router" || kind == "streams" || kind == "indexer";
+  return kind == "embedding" || kind == "norms" || kind == "router" || kind == "streams" || kind == "indexer" ||
+         kind == "tables";
 }
 
 absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source) {

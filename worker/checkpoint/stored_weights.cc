@@ -335,37 +335,71 @@ int64_t stored_elements(const StoredModule& stored, const TensorInfo& values) {
 
 namespace {
 
-// FP8 and FP4 as they are stored, each row with its own scales: bytes for FP4 and where they are e8m0, else fp32. A
-// global scale comes with a table of what codes stand for. EXL3 as fp32.
+// FP8 and FP4 as they are stored, each row with its own scales: bytes for FP4 and where they are e8m0, else fp32. (The
+// table that comes with a global scale: stored_table_bytes().) EXL3 as fp32.
 int64_t cpu_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
                   const TensorInfo& values) {
-  constexpr int64_t kFp4Table = 8192;
   const int64_t count = stored_elements(stored, values);
   const TensorInfo* scales = source.find(module + std::string(stored.scales));
   if (stored.kind == StoredKind::kExl3) return 4 * count;
   if (stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4) {
-    return count / 2 + (scales == nullptr ? 0 : scales->elements()) + (stored.global_scale.empty() ? 0 : kFp4Table);
+    return count / 2 + (scales == nullptr ? 0 : scales->elements());
   }
   const int64_t rows = values.shape.empty() ? 1 : values.elements() / std::max<int64_t>(values.shape.back(), 1);
-  const int64_t groups = scales == nullptr || scales->shape.size() < 2 ? 1 : scales->shape.back();
+  // No more groups than columns, whatever a header says.
+  const int64_t columns = rows > 0 ? count / rows : 0;
+  const int64_t groups =
+      scales == nullptr || scales->shape.size() < 2 ? 1 : std::min(scales->shape.back(), std::max<int64_t>(columns, 1));
   return count + rows * groups * (scales != nullptr && is_e8m0(scales->dtype) ? 1 : 4);
 }
 
-// kernels/cuda/cuda_weight.h: 64 columns of 16 rows are a stage, FP8 with four bytes a row and 64 columns (32 where
-// blocks are as short), FP4 with a byte a row and 16 columns and 16 bytes besides. EXL3 as bf16.
+// A product's sum over columns is cut into at most so many slices (contract, section 3).
+constexpr int64_t kMostSlices = 8;
+
+// Columns at which a slice of this matrix may begin, as far as its name and width tell: those that are cut by columns
+// are the ones whose products are summed over slices.
+int64_t slice_columns(std::string_view module, int64_t columns) {
+  for (const std::string_view name : {"down_proj", "o_proj", "out_proj", "wo_b", "w2", "fc2"}) {
+    if (module.ends_with(name) && columns % kMostSlices == 0) return columns / kMostSlices;
+  }
+  return columns;
+}
+
+// What CUDA packs (kernels/cuda/cuda_weight.h): 64 columns of 16 rows are a stage, FP8 with four bytes a row and 64
+// columns (32 where blocks or slices are as short), FP4 with a byte a row and 16 columns (8 where slices are as short)
+// and 16 bytes besides. bf16 where slices begin elsewhere inside blocks. EXL3 as bf16.
 int64_t cuda_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
                    const TensorInfo& values) {
   constexpr int64_t kStage = 64 * 16;
   const int64_t count = stored_elements(stored, values);
-  if (stored.kind == StoredKind::kExl3) return 2 * count;
-  if (stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4) return count * (512 + 64 + 16) / kStage;
+  if (stored.kind == StoredKind::kExl3 || values.shape.size() < 2) return 2 * count;
+  const bool fp4 = stored.kind == StoredKind::kNvfp4 || stored.kind == StoredKind::kMxfp4;
+  const int64_t rows = values.elements() / std::max<int64_t>(values.shape.back(), 1);  // of all experts, if stacked
+  const int64_t columns = rows > 0 ? count / rows : 0, slice = slice_columns(module, columns);
+  const auto stages = [count](int64_t bytes) { return count / kStage * bytes + count % kStage * bytes / kStage; };
+  if (fp4) {
+    if (slice % 8 != 0 && slice != columns) return 2 * count;
+    return stages(512 + (slice % 16 == 0 || slice == columns ? 64 : 128) + 16);
+  }
   const TensorInfo* scales = source.find(module + std::string(stored.scales));
-  const bool short_blocks = scales != nullptr && scales->shape.size() == 2 && values.shape.size() == 2 &&
-                            scales->shape[1] * 64 > values.shape[1];
-  return count * (1024 + (short_blocks ? 128 : 64)) / kStage;
+  const int64_t groups = scales != nullptr && scales->shape.size() == values.shape.size() ? scales->shape.back() : 1;
+  if (groups <= 1) return stages(1024 + 64);  // a scale a row, or one
+  const int64_t block = (columns + groups - 1) / groups;
+  for (const int64_t run : {64, 32}) {
+    if (block % run == 0 && (slice == columns || slice % run == 0)) return stages(1024 + 64 * 64 / run);
+  }
+  return 2 * count;
 }
 
 }  // namespace
+
+int64_t stored_table_bytes(const StoredModule& stored) { return stored.global_scale.empty() ? 0 : 8192; }
+
+int64_t affine_device_bytes(const AffineFormat& format, Dtype scales, int64_t elements) {
+  if (scales != Dtype::kBf16) return 2 * elements;
+  const int64_t stage = 128 * (format.bits == 4 ? 4 : 8) + 64 * (format.group == 32 ? 2 : 1);
+  return elements / 1024 * stage + elements % 1024 * stage / 1024;
+}
 
 int64_t stored_memory_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
                             const TensorInfo& values, MemoryOf memory) {

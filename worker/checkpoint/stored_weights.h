@@ -36,10 +36,17 @@ enum class MemoryOf : uint8_t { kCpu, kCuda };
 
 /// Bytes of a module, values and scales, in the memory of a backend, all ranks together: what each backend keeps of
 /// these formats (docs/formats/weights.md) is stated here for plans, and only here. `values`: the tensor of its values.
-/// From headers alone, so that matrices which the CPU keeps as their values for what they hold (kernels/cpu:
-/// kept_as_stored) count as stored.
+/// From headers alone, so that matrices which a backend keeps as their values for what they hold (kernels/cpu:
+/// kept_as_stored; kernels/cuda: pack_format) count as stored.
 int64_t stored_memory_bytes(const TensorSource& source, const std::string& module, const StoredModule& stored,
                             const TensorInfo& values, MemoryOf memory);
+
+/// What every rank keeps whole besides on the CPU, at most: the table of a global scale.
+int64_t stored_table_bytes(const StoredModule& stored);
+
+/// Bytes of MLX affine weights on CUDA, scales and biases included: 4 bits as 4 and others as 8, or as bf16 where
+/// scales are not bf16.
+int64_t affine_device_bytes(const AffineFormat& format, Dtype scales, int64_t elements);
 
 /// "nvfp4 g16", "fp8", "exl3 4-bit".
 std::string stored_label(const StoredModule& stored, const TensorInfo& values);

@@ -403,6 +403,93 @@ TEST(StoredWeights, ContradictionsAreNamed) {
               HasSubstr("'lm_head' is fp8, but tensor 'lm_head.weight' is BF16"));
 }
 
+// A source of one module: its values and scales, of shapes alone.
+class OneModule : public TensorSource {
+ public:
+  OneModule(const std::string& module, const StoredModule& stored, Dtype values, std::vector<int64_t> shape,
+            Dtype scales, std::vector<int64_t> scale_shape) {
+    const auto size = [](Dtype dtype, const std::vector<int64_t>& dims) {
+      int64_t count = dtype_bytes(dtype);
+      for (const int64_t dim : dims) count *= dim;
+      return static_cast<size_t>(count);
+    };
+    bytes_.resize(std::max(size(values, shape), size(scales, scale_shape)));
+    const std::span<const std::byte> all = bytes_;
+    values_ = {module + std::string(stored.values), values, shape, all.first(size(values, shape))};
+    scales_ = {module + std::string(stored.scales), scales, scale_shape, all.first(size(scales, scale_shape))};
+  }
+  const std::string& dir() const override { return dir_; }
+  const ModelConfig& config() const override { return config_; }
+  std::string file_list() const override { return {}; }
+  const TensorInfo* find(std::string_view name) const override {
+    return name == values_.name ? &values_ : name == scales_.name ? &scales_ : nullptr;
+  }
+  const std::vector<std::string>& names() const override { return names_; }
+  const TensorInfo& values() const { return values_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  TensorInfo values_, scales_;
+  std::string dir_;
+  ModelConfig config_;
+  std::vector<std::string> names_;
+};
+
+// Protects: what a GPU keeps of a matrix follows from how short its blocks and its slices are: 1, 2 or 4 bytes of
+// scales for 16, 32 or 64 columns, or bf16. Slices that begin inside blocks are those of products that are summed over
+// them.
+TEST(StoredWeights, DeviceBytesFollowSlices) {
+  const StoredModule fp4 = {.kind = StoredKind::kNvfp4, .values = ".weight", .scales = ".weight_scale"};
+  const StoredModule fp8 = {.kind = StoredKind::kFp8, .values = ".weight", .scales = ".weight_scale_inv"};
+  struct Case {
+    const char* module;
+    const StoredModule& stored;
+    int64_t columns, block;
+    int64_t stage;  // bytes of 64 columns of 16 rows; 2048: bf16
+  };
+  const Case cases[] = {
+      {"mlp.up_proj", fp4, 512, 16, 592},      {"mlp.down_proj", fp4, 512, 16, 592},  // slices of 64
+      {"mlp.down_proj", fp4, 192, 16, 656},                                           // of 24: begin at 8 of a block
+      {"mlp.up_proj", fp4, 192, 16, 592},                                             // cut by rows
+      {"mlp.down_proj", fp4, 96, 16, 2048},                                           // of 12
+      {"self_attn.o_proj", fp4, 192, 16, 656},                                        // as any other that is summed
+      {"mlp.up_proj", fp8, 512, 128, 1088},    {"mlp.up_proj", fp8, 512, 32, 1152},
+      {"mlp.down_proj", fp8, 512, 128, 1088},  // slices of 64
+      {"mlp.down_proj", fp8, 768, 128, 1152},  // of 96
+      {"mlp.down_proj", fp8, 384, 128, 2048},  // of 48
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(std::string(c.module) + " of " + std::to_string(c.columns));
+    const bool half = c.stored.kind == StoredKind::kNvfp4;
+    for (const bool stacked : {false, true}) {  // experts in one tensor
+      const auto shape = [stacked](int64_t rows, int64_t cols) {
+        return stacked ? std::vector<int64_t>{2, rows / 2, cols} : std::vector<int64_t>{rows, cols};
+      };
+      const OneModule source(c.module, c.stored, half ? Dtype::kU8 : Dtype::kF8E4m3,
+                             shape(32, half ? c.columns / 2 : c.columns), half ? Dtype::kF8E4m3 : Dtype::kF32,
+                             shape(half ? 32 : 2, c.columns / c.block));
+      EXPECT_EQ(stored_memory_bytes(source, c.module, c.stored, source.values(), MemoryOf::kCuda),
+                32 * c.columns / 1024 * c.stage);
+    }
+  }
+}
+
+// Protects: a GPU keeps MLX affine as 4 or 8 bits, and as bf16 where scales are not bf16.
+TEST(StoredWeights, DeviceBytesOfAffine) {
+  constexpr int64_t kCount = 64 * 1024;
+  EXPECT_EQ(affine_device_bytes({.bits = 4, .group = 64}, Dtype::kBf16, kCount), 64 * (512 + 64));
+  EXPECT_EQ(affine_device_bytes({.bits = 4, .group = 32}, Dtype::kBf16, kCount), 64 * (512 + 128));
+  EXPECT_EQ(affine_device_bytes({.bits = 8, .group = 128}, Dtype::kBf16, kCount), 64 * (1024 + 64));
+  for (const int bits : {2, 3, 6}) {
+    EXPECT_EQ(affine_device_bytes({.bits = bits, .group = 64}, Dtype::kBf16, kCount), 64 * (1024 + 64)) << bits;
+  }
+  EXPECT_EQ(affine_device_bytes({.bits = 4, .group = 64}, Dtype::kF16, kCount), 2 * kCount);
+  const auto facts = inspect(kFixtures + "mlx_4bit");
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  const auto plain = inspect(kFixtures + "fp8_tensor");
+  EXPECT_LT(facts->device_memory_by_kind.at("mlp"), plain->device_memory_by_kind.at("mlp"));
+}
+
 // Protects: scales of activations are known and left unread; inspect counts stored weights as the numbers they stand
 // for.
 TEST(StoredWeights, InspectAndActivationScales) {
