@@ -135,7 +135,7 @@ class CpuOps : public Ops {
 
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) override;
   std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override;
-  bool supports_state(const StateShape&) const override { return true; }
+  std::string state_error(const StateShape&) const override { return {}; }
   bool supports_row_caches() const override { return true; }
   std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override;
   void row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) override;

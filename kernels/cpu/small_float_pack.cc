@@ -23,18 +23,14 @@ struct Place {
 };
 
 Place place_of(const MatrixSource& s) {
-  Place place;
-  place.first = s.first_col / s.block_cols;
-  place.offset = s.first_col % s.block_cols;
-  place.blocks = (place.offset + s.cols - 1) / s.block_cols + 1;
-  return place;
+  const ScaleRange range = scales_of(s);
+  return {range.first_col, s.first_col % s.block_cols, range.end_col - range.first_col};
 }
 
 bool scales_below(const MatrixSource& s, float limit) {
-  const Place place = place_of(s);
-  const int64_t first = s.first_row / s.block_rows, last = (s.first_row + s.rows - 1) / s.block_rows;
-  for (int64_t row = first; row <= last; ++row) {
-    for (int64_t block = place.first; block < place.first + place.blocks; ++block) {
+  const ScaleRange range = scales_of(s);
+  for (int64_t row = range.first_row; row < range.end_row; ++row) {
+    for (int64_t block = range.first_col; block < range.end_col; ++block) {
       // Not true of NaN.
       if (!(std::fabs(number_at(s.scales + row * s.scale_row_bytes, s.scale_format, block)) < limit)) return false;
     }
@@ -46,10 +42,7 @@ bool has_nan_codes(const MatrixSource& s, ThreadPool* pool) {
   std::atomic<bool> found{false};
   pool->parallel_for(s.rows, 64, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      const auto* codes = reinterpret_cast<const uint8_t*>(s.data + (s.first_row + row) * s.row_bytes + s.first_col);
-      int nan = 0;
-      for (int64_t i = 0; i < s.cols; ++i) nan |= (codes[i] & 0x7f) == 0x7f ? 1 : 0;
-      if (nan != 0) found.store(true, std::memory_order_relaxed);
+      if (row_has_nan_code(s, row)) found.store(true, std::memory_order_relaxed);
     }
   });
   return found.load();

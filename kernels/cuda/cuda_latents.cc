@@ -1,6 +1,4 @@
 // Ops' operations on latents.
-#include <bit>
-
 #include "kernels/cuda/cuda_ops_impl.h"
 #include "kernels/cuda/latents.h"
 #include "kernels/cuda/select_windows.h"
@@ -24,12 +22,20 @@ DeviceOutput output_of(Tensor t) {
 
 DeviceMatrix optional_matrix(Tensor t) { return t.data == nullptr ? DeviceMatrix{} : matrix_of(t); }
 
-// Powers of two: the arena gives nothing back, and contexts of every length come by.
-int64_t bucket(int64_t bytes) {
-  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(bytes, 16))));
-}
-
 }  // namespace
+
+Ops::Limits CudaOps::limits() const {
+  Limits limits;
+  limits.norm_columns = kMostNormColumns;
+  limits.norm_unit = 4;
+  limits.latent_columns = kMostLatentWidth;
+  limits.latent_unit = 8;
+  limits.index_columns = kMostIndexWidth;
+  limits.index_unit = 2;
+  limits.index_heads = kMostIndexHeads;
+  limits.chosen_windows = kMostChosen;
+  return limits;
+}
 
 void CudaOps::layer_norm(Tensor x, const Vector& weight, const Vector& bias, float eps, Tensor out) {
   flush();
@@ -82,7 +88,7 @@ void CudaOps::select_rows(const RowCache& cache, const SelectArgs& in) {
   args.scale = in.scale;
   args.weight_scale = in.weight_scale;
   args.out = matrix_of(in.out);
-  args.workspace = take(bucket(cuda_select_workspace(rows, in.tokens, in.out.cols)));
+  args.workspace = take_workspace(cuda_select_workspace(rows, in.tokens, in.out.cols));
   cuda_select_rows(stream_, rows, args);
 }
 
@@ -103,7 +109,7 @@ void CudaOps::latent_attention(const RowCache& cache, const LatentAttentionArgs&
   if (in.pooled >= 0) args.pooled = cuda_rows(cache).layer(in.pooled);
   args.tokens = in.tokens;
   args.selected = optional_matrix(in.selected);
-  args.workspace = static_cast<float*>(take(bucket(4 * cuda_latent_attention_workspace(rows, args))));
+  args.workspace = static_cast<float*>(take_workspace(4 * cuda_latent_attention_workspace(rows, args)));
   cuda_latent_attention(stream_, rows, args);
 }
 

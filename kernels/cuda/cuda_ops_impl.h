@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <tuple>
@@ -20,7 +21,7 @@
 namespace tensorfold {
 
 inline constexpr int64_t kMostGraphRows = 64;
-inline constexpr int64_t kMostNormColumns = 16384;
+inline constexpr int64_t kMostNormColumns = 16384;        // rowwise_norm.cu
 inline constexpr int64_t kBatchBytes = int64_t{8} << 20;  // of a kept run's rows and page tables
 
 class CudaVector : public Vector {
@@ -130,6 +131,7 @@ class CudaOps : public Ops, public CudaStreamOps {
   }
 
   int64_t input_unit() const override { return 8; }  // 16 bytes
+  Limits limits() const override;
 
   // Weights.
   std::unique_ptr<Weight> pack(std::span<const MatrixSource> blocks) override {
@@ -377,7 +379,7 @@ class CudaOps : public Ops, public CudaStreamOps {
     return CudaKvCache::create(layers, pages, kv_heads, head_dim,
                                options_.kv_format == "fp8" ? CudaKvFormat::kFp8 : CudaKvFormat::kBf16, stream_);
   }
-  bool supports_state(const StateShape& shape) const override;
+  std::string state_error(const StateShape& shape) const override;
   std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override;
   void kv_write(KvCache& cache, int64_t layer, Tensor k, Tensor v, const RowBatch& rows) override {
     flush();
@@ -472,6 +474,11 @@ class CudaOps : public Ops, public CudaStreamOps {
     void* memory = arena_->take(bytes);
     kernel_check(memory != nullptr, "the GPU has no memory left for a pass: fewer KV pages or slots leave more");
     return memory;
+  }
+  /// Memory whose size follows from a context: in powers of two, for the arena gives nothing back, and contexts of
+  /// every length come by.
+  void* take_workspace(int64_t bytes) {
+    return take(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(bytes, 16)))));
   }
   std::unique_ptr<Weight> pack_with(std::span<const MatrixSource> blocks, CudaPairing pairing) {
     use_device();

@@ -6,15 +6,10 @@
 
 namespace tensorfold {
 
-bool CudaOps::supports_state(const StateShape& shape) const {
-  if (const auto* delta = std::get_if<DeltaNetShape>(&shape); delta != nullptr) {
-    return delta_net_shape_error(*delta).empty();
-  }
-  if (const auto* conv = std::get_if<ShortConvShape>(&shape); conv != nullptr) {
-    return short_conv_shape_error(*conv).empty();
-  }
-  const auto* mamba2 = std::get_if<Mamba2Shape>(&shape);
-  return mamba2 != nullptr && mamba2_shape_error(*mamba2).empty();
+std::string CudaOps::state_error(const StateShape& shape) const {
+  if (const auto* delta = std::get_if<DeltaNetShape>(&shape); delta != nullptr) return delta_net_shape_error(*delta);
+  if (const auto* conv = std::get_if<ShortConvShape>(&shape); conv != nullptr) return short_conv_shape_error(*conv);
+  return mamba2_shape_error(std::get<Mamba2Shape>(shape));
 }
 
 std::unique_ptr<RecurrentState> CudaOps::make_recurrent_state(const StateShape& shape) {
@@ -33,6 +28,11 @@ std::unique_ptr<RecurrentState> CudaOps::make_recurrent_state(const StateShape& 
 
 void CudaOps::delta_net(const DeltaNetArgs& in) {
   flush();
+  const DeltaNetShape& shape = *in.shape;
+  kernel_check(in.conv->size() == shape.channels() * shape.conv_kernel && in.a_log->size() == shape.v_heads &&
+                   in.dt_bias->size() == shape.decays() && in.norm->size() == shape.dv &&
+                   static_cast<int64_t>(shape.k_head_of.size()) == shape.v_heads,
+               "delta net: shapes differ");
   const ScratchScope scope(*this);
   const DeviceRows& rows = device_rows(in.rows);
   CudaDeltaNetArgs args;
@@ -48,10 +48,10 @@ void CudaOps::delta_net(const DeltaNetArgs& in) {
   args.norm = vector_data(in.norm);
   args.decay_floor = in.decay_floor;
   args.sigmoid_gate = in.sigmoid_gate;
-  args.k_head_of = head_map(in.shape->k_head_of);
+  args.k_head_of = head_map(shape.k_head_of);
   args.eps = in.eps;
   args.out = input_of(in.out);
-  args.workspace = static_cast<float*>(take(4 * cuda_delta_net_workspace(rows, *in.shape)));
+  args.workspace = static_cast<float*>(take(4 * cuda_delta_net_workspace(rows, shape)));
   cuda_delta_net(stream_, rows, args);
 }
 

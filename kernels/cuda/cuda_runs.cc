@@ -83,7 +83,8 @@ Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep,
   const int64_t count = rows.rows(), layers = static_cast<int64_t>(rows.recurrent.size());
   int64_t keys = std::max<int64_t>(rows.least_keys, 1), page_count = 0;
   for (const RowGroup& group : rows.groups) {
-    keys = std::max(keys, group.first_position + group.rows);
+    // A block's own rows are no keys of the cache.
+    keys = std::max(keys, group.first_position + (kind == RunKind::kBlock ? 0 : group.rows));
     page_count += pages_of(kind, group);
   }
   const int64_t padded = row_bucket(count);

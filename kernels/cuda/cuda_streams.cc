@@ -136,7 +136,7 @@ void CudaOps::select_windows(const RowCache& cache, const SelectWindowsArgs& in)
   args.q = matrix_of(in.q);
   args.scale = in.scale;
   args.out = matrix_of(in.out);
-  args.workspace = take(cuda_select_workspace(rows, in.tokens, in.out.cols));
+  args.workspace = take_workspace(cuda_select_workspace(rows, in.tokens, in.out.cols));
   cuda_select_windows(stream_, rows, args);
 }
 
@@ -154,7 +154,7 @@ void CudaOps::sparse_attention(const KvCache& cache, int64_t layer, const Attent
   args.kv_head_of = in.kv_head_of;
   args.scale = in.scale;
   args.workspace = static_cast<float*>(
-      take(4 * cuda_sparse_attention_workspace(rows, in.heads, in.head_dim, selected.cols, tokens)));
+      take_workspace(4 * cuda_sparse_attention_workspace(rows, in.heads, in.head_dim, selected.cols, tokens)));
   cuda_sparse_attention(stream_, static_cast<const CudaKvCache&>(cache), layer, rows, args, matrix_of(selected),
                         tokens);
 }

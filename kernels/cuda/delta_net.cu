@@ -28,9 +28,9 @@ template <typename Store>
 __device__ __forceinline__ void convolve_run(const DeltaParams& p, int64_t first, int64_t slots, int v_head,
                                              int in_state, int64_t in_pass, const Store& store) {
   const float* weights = p.conv + in_pass * p.taps;
-  DeltaSlot begin, end;
-  const bool plain = p.taps == 4 && first + kRun <= p.rows && delta_find_slot(p, first, &begin) &&
-                     delta_find_slot(p, first + kRun - 1, &end) && begin.g == end.g &&
+  RecurrentSlot begin, end;
+  const bool plain = p.taps == 4 && first + kRun <= p.rows && find_slot(p, first, &begin) &&
+                     find_slot(p, first + kRun - 1, &end) && begin.g == end.g &&
                      first - 3 >= p.groups[begin.g].first_row;
   if (plain) {
     float4 x[kRun + 3], w[4];
@@ -45,8 +45,8 @@ __device__ __forceinline__ void convolve_run(const DeltaParams& p, int64_t first
   }
 #pragma unroll 1
   for (int64_t slot = first; slot < min(first + kRun, slots); ++slot) {
-    DeltaSlot at;
-    if (!delta_find_slot(p, slot, &at)) continue;
+    RecurrentSlot at;
+    if (!find_slot(p, slot, &at)) continue;
     const DeltaWork work(p, p.groups[at.g], p.states[at.g], v_head);
     const auto from = [&](int t) { return load_four(delta_raw(p, work, at.i + t - (p.taps - 1), in_state, in_pass)); };
     if (p.taps == 4) {
@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(32 * kWarpsABlock, 2) delta_inputs_kernel(cons
   }
 #pragma unroll 1
   for (int64_t slot = first; slot < min(first + kRun, slots); ++slot) {
-    DeltaSlot at;
-    if (!delta_find_slot(p, slot, &at)) continue;
+    RecurrentSlot at;
+    if (!find_slot(p, slot, &at)) continue;
     for (int h = lane; h < p.v_heads; h += 32) {
       const DeltaWork work(p, p.groups[at.g], p.states[at.g], h);
       const DeltaGate gate = delta_gate(p, work, at.i, h);

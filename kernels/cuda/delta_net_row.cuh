@@ -29,26 +29,6 @@ struct DeltaWork {
   }
 };
 
-/// Group and step of a slot (DeltaParams).
-struct DeltaSlot {
-  int g = -1;
-  int i = 0;
-};
-/// False for padding and for slots of replayed rows that are not in use.
-__device__ __forceinline__ bool delta_find_slot(const DeltaParams& p, int64_t slot, DeltaSlot* at) {
-  if (slot < p.rows) {
-    at->g = p.group_of[slot];
-    if (at->g < 0) return false;
-    const DeviceGroup& group = p.groups[at->g];
-    at->i = group.accepted + static_cast<int>(slot) - group.first_row;
-    return true;
-  }
-  const int replay = static_cast<int>(slot - p.rows);
-  at->g = replay / p.window;
-  at->i = replay % p.window;
-  return at->g < *p.group_count && at->i < p.groups[at->g].accepted;
-}
-
 /// Inputs of the convolution at step i (negative ones are history): `in_state` is the offset in a row of the state,
 /// `in_pass` that in a row of the pass.
 __device__ __forceinline__ const float* delta_raw(const DeltaParams& p, const DeltaWork& work, int i, int in_state,

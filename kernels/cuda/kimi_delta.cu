@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(32 * kInputWarps) kimi_inputs_kernel(const __g
   if (head < 0) return;  // no value head reads this key head
 #pragma unroll 1
   for (int64_t slot = first; slot < min(first + kInputRun, slots); ++slot) {
-    DeltaSlot at;
-    if (!delta_find_slot(p, slot, &at)) continue;
+    RecurrentSlot at;
+    if (!find_slot(p, slot, &at)) continue;
     const DeltaWork work(p, p.groups[at.g], p.states[at.g], head);
     if (values >= p.v_heads) {
       decay_inputs(p, work, slot, at.i, head, lane);

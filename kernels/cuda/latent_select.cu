@@ -24,8 +24,8 @@ constexpr int kPair = 16;                               // windows of a warp at 
 constexpr int kScoreWindows = kScoreWarps * kPair * 2;  // of a block
 constexpr int kMostRowTile = 8;
 constexpr int kMostQueryBytes = 64 * 1024;  // of a block's rows
-constexpr int kMostKey = 128;
-constexpr int kMostHeads = 128;
+constexpr int kMostKey = static_cast<int>(kMostIndexWidth);
+constexpr int kMostHeads = static_cast<int>(kMostIndexHeads);
 
 struct ScoreParams {
   DeviceRows rows;

@@ -69,6 +69,7 @@ struct CudaLatentAttentionArgs {
   float* workspace = nullptr;
 };
 inline constexpr int64_t kMostLatentWidth = 512;
+inline constexpr int64_t kMostIndexWidth = 128, kMostIndexHeads = 128;  // of select_rows
 /// Floats of workspace that a launch needs; of `args` only sizes are read.
 int64_t cuda_latent_attention_workspace(const DeviceRows& rows, const CudaLatentAttentionArgs& args);
 /// Rows of no group get zeros.

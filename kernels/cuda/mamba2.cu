@@ -21,26 +21,6 @@ constexpr int kRun = 8;         // rows a warp of the inputs takes
 constexpr int kOutputRows = 2;  // rows a warp of the outputs takes
 constexpr int kFewRows = 64;    // up to here one launch does all
 
-// Group of rows and step of a slot.
-struct Slot {
-  int g = -1;
-  int i = 0;
-};
-// False for padding and for slots of replayed rows that are not in use.
-__device__ __forceinline__ bool find_slot(const Mamba2Params& p, int64_t slot, Slot* at) {
-  if (slot < p.rows) {
-    at->g = p.group_of[slot];
-    if (at->g < 0) return false;
-    const DeviceGroup& group = p.groups[at->g];
-    at->i = group.accepted + static_cast<int>(slot) - group.first_row;
-    return true;
-  }
-  const int replay = static_cast<int>(slot - p.rows);
-  at->g = replay / p.window;
-  at->i = replay % p.window;
-  return at->g < *p.group_count && at->i < p.groups[at->g].accepted;
-}
-
 // Convolution of a thread's 4 channels for the slots of its run. In the middle of a prompt all inputs are rows of the
 // pass one after another, and each is loaded once.
 __device__ __forceinline__ void convolve_run(const Mamba2Params& p, int64_t first, int64_t slots, int in_pass) {
@@ -49,7 +29,7 @@ __device__ __forceinline__ void convolve_run(const Mamba2Params& p, int64_t firs
   const auto store = [&](int64_t slot, float4 x) {
     *reinterpret_cast<float4*>(p.mixed + slot * p.channels + in_pass) = x;
   };
-  Slot begin, end;
+  RecurrentSlot begin, end;
   const bool plain = p.taps == 4 && first + kRun <= p.rows && find_slot(p, first, &begin) &&
                      find_slot(p, first + kRun - 1, &end) && begin.g == end.g &&
                      first - 3 >= p.groups[begin.g].first_row;
@@ -65,7 +45,7 @@ __device__ __forceinline__ void convolve_run(const Mamba2Params& p, int64_t firs
   const Mamba2Place place = mamba2_place(p, in_pass);
 #pragma unroll 1
   for (int64_t slot = first; slot < min(first + kRun, slots); ++slot) {
-    Slot at;
+    RecurrentSlot at;
     if (!find_slot(p, slot, &at)) continue;
     const Mamba2Work work(p, p.groups[at.g], p.states[at.g], place.head_group);
     store(slot, taps.convolve(p, in_pass, [&](int t) {
@@ -88,7 +68,7 @@ __global__ void __launch_bounds__(32 * kWarpsABlock, 2) mamba2_inputs_kernel(con
   }
 #pragma unroll 1
   for (int64_t slot = first; slot < min(first + kRun, slots); ++slot) {
-    Slot at;
+    RecurrentSlot at;
     if (!find_slot(p, slot, &at)) continue;
     for (int h = lane; h < p.heads; h += 32) {
       const Mamba2Work work(p, p.groups[at.g], p.states[at.g], h / p.together);

@@ -71,10 +71,7 @@ void stage_affine_row(const MatrixSource& s, int64_t row, PackFormat format, int
 
 bool has_nan_code(const MatrixSource& s) {
   for (int64_t row = 0; row < s.rows; ++row) {
-    const auto* from = reinterpret_cast<const uint8_t*>(s.data + (s.first_row + row) * s.row_bytes + s.first_col);
-    uint8_t found = 0;  // to the end, which the compiler does 16 and more at a time
-    for (int64_t c = 0; c < s.cols; ++c) found |= static_cast<uint8_t>((from[c] & 0x7f) == 0x7f);
-    if (found != 0) return true;
+    if (row_has_nan_code(s, row)) return true;
   }
   return false;
 }

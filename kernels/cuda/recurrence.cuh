@@ -1,5 +1,5 @@
 // What the kernels of recurrent layers (the gated delta net, Mamba2) share: how a warp's lanes share columns of a
-// state, sums over them, and copies into shared memory that nobody waits for.
+// state, sums over them, which step a slot is, and copies into shared memory that nobody waits for.
 #pragma once
 
 #include "kernels/cuda/recurrence_layout.h"
@@ -19,6 +19,27 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global) {
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void copies_wait_all_but_one() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+/// Group of rows and step of a slot: rows of the pass first, then those that groups replay, `window` a group.
+struct RecurrentSlot {
+  int g = -1;
+  int i = 0;
+};
+/// False for padding and for slots of replayed rows that are not in use.
+template <class Params>
+__device__ __forceinline__ bool find_slot(const Params& p, int64_t slot, RecurrentSlot* at) {
+  if (slot < p.rows) {
+    at->g = p.group_of[slot];
+    if (at->g < 0) return false;
+    const DeviceGroup& group = p.groups[at->g];
+    at->i = group.accepted + static_cast<int>(slot) - group.first_row;
+    return true;
+  }
+  const int replay = static_cast<int>(slot - p.rows);
+  at->g = replay / p.window;
+  at->i = replay % p.window;
+  return at->g < *p.group_count && at->i < p.groups[at->g].accepted;
+}
 
 /// Lanes are added by a butterfly over 16, 8, 4, 2, 1; all get the sum.
 __device__ __forceinline__ float sum_over_lanes(float x) {

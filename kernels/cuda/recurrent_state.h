@@ -36,7 +36,7 @@ std::unique_ptr<CudaRecurrentState> make_device_state(int64_t bytes, std::vector
 
 /// What is wrong with a shape, as a sentence, or empty. Delta nets: dk 32, 64 or 128 (with decays of channels a
 /// multiple of 8 up to 128), dv a multiple of 8 up to 256, a convolution of 1 to 16 taps. Mamba2: states of 32, 64, 128
-/// or 256, head dims that are multiples of 8, a convolution of 1 to 16 taps.
+/// or 256, head dims that are multiples of 8 up to 1024, a convolution of 1 to 16 taps.
 std::string delta_net_shape_error(const DeltaNetShape& shape);
 std::string mamba2_shape_error(const Mamba2Shape& shape);
 

@@ -193,7 +193,7 @@ std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const ShortConvSh
 
 void cuda_short_conv(cudaStream_t stream, const DeviceRows& rows, const CudaShortConv& args) {
   const ShortConvShape& s = *args.shape;
-  if (rows.rows <= 0 || rows.max_groups <= 0) return;
+  if (rows.rows <= 0) return;
   kernel_check(short_conv_shape_error(s).empty(), "short_conv: a shape that the kernels do not have");
   kernel_check(args.x.cols == s.channels && args.out.cols == s.channels && args.x.rows == rows.rows &&
                    args.out.rows == rows.rows && by_fours(args.x) && by_fours(args.out),
@@ -216,6 +216,7 @@ void cuda_short_conv(cudaStream_t stream, const DeviceRows& rows, const CudaShor
   const unsigned across = static_cast<unsigned>((s.channels / 4 + kThreads - 1) / kThreads);
   const dim3 grid(across, static_cast<unsigned>((rows.rows + kRows - 1) / kRows));
   if (!launch_kernel(conv_kernel, grid, dim3(kThreads), 0, stream, "dilated convolution", p)) return;
+  if (rows.max_groups <= 0) return;  // rows of no group, which got zeros
   launch_kernel(conv_state_kernel, dim3(across, static_cast<unsigned>(rows.max_groups)), dim3(kThreads), 0, stream,
                 "state of a dilated convolution", p);
 }

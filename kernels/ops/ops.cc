@@ -127,7 +127,13 @@ void Ops::mean_streams(Tensor, int64_t, Tensor) { no_blocks(); }
 void Ops::block_conv(const BlockConvArgs&) { no_blocks(); }
 void Ops::block_attention(const KvCache&, int64_t, const BlockAttentionArgs&) { no_blocks(); }
 
-// Likewise for supports_state() and supports_row_caches().
+std::string Ops::state_error(const StateShape& shape) const {
+  if (std::holds_alternative<Mamba2Shape>(shape)) return "no Mamba2 layers";
+  if (std::holds_alternative<ShortConvShape>(shape)) return "no dilated convolutions";
+  return std::get<DeltaNetShape>(shape).channel_decay ? "no delta nets with decays of channels" : "";
+}
+
+// Likewise for state_error() and supports_row_caches().
 void Ops::relu_squared(Tensor) { kernel_check(false, "relu_squared: this backend has no such operation"); }
 
 void Ops::mamba2(const Mamba2Args&) { kernel_check(false, "mamba2: this backend has no Mamba2 layers"); }

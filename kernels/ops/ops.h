@@ -282,6 +282,15 @@ class Ops {
   /// A product's inputs begin at columns that are multiples of this, and are as wide as one. Slices of a contraction
   /// that are not are refused at load.
   virtual int64_t input_unit() const { return 1; }
+  /// What the kernels take at most, and in multiples of what. Models beyond are refused when they are loaded
+  /// (worker/model/backend_limits.h): a kernel that meets such a size stops the program.
+  struct Limits {
+    int64_t norm_columns = INT64_MAX, norm_unit = 1;                             // rms_norm
+    int64_t latent_columns = INT64_MAX, latent_unit = 1;                         // latent_attention
+    int64_t index_columns = INT64_MAX, index_unit = 1, index_heads = INT64_MAX;  // select_rows
+    int64_t chosen_windows = INT64_MAX;                                          // select_rows, select_windows
+  };
+  virtual Limits limits() const { return {}; }
 
   /// Bytes that the device has left; -1 where tensors are in host memory.
   virtual int64_t free_memory() { return -1; }
@@ -362,7 +371,7 @@ class Ops {
   virtual void silu_mul(Tensor gate_up, Tensor out) = 0;
   /// x[r, i] *= sigmoid(gate[r, i]).
   virtual void sigmoid_mul(Tensor x, Tensor gate) = 0;
-  /// x[r, i] = max(x[r, i], 0)^2, NaN kept. There where supports_state(Mamba2Shape) is.
+  /// x[r, i] = max(x[r, i], 0)^2, NaN kept. There where state_error(Mamba2Shape) is empty.
   virtual void relu_squared(Tensor x);
   /// dst[i, :] = src[rows[i], :].
   virtual void gather_rows(Tensor src, std::span<const int32_t> rows, Tensor dst) = 0;
@@ -429,11 +438,9 @@ class Ops {
   // State. --------------------------------------------------------------------------------------------------------
   virtual std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) = 0;
   virtual std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) = 0;
-  /// Whether layers of this kind are there; a model that has one is refused at load where they are not.
-  virtual bool supports_state(const StateShape& shape) const {
-    const auto* delta = std::get_if<DeltaNetShape>(&shape);
-    return delta != nullptr && !delta->channel_decay;
-  }
+  /// Empty where recurrent layers of this shape are there; else why not, as a sentence's end. A model that has one is
+  /// refused at load.
+  virtual std::string state_error(const StateShape& shape) const;
   /// Whether row caches are there; a model that wants one is refused at load where they are not.
   virtual bool supports_row_caches() const { return false; }
   virtual std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages);

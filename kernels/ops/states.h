@@ -80,7 +80,7 @@ struct DeltaNetShape {
   int64_t conv_kernel = 4;
   int64_t max_window = 16;  // most tentative rows a pass may have
   /// A decay for each key channel of each value head, bounded from below, and an output gate of sigmoid (Kimi's delta
-  /// attention); else one decay a value head and a gate of silu. Ops::supports_latents() says whether it is there.
+  /// attention); else one decay a value head and a gate of silu. Ops::state_error() says whether it is there.
   bool channel_decay = false;
   std::vector<int32_t> k_head_of;
   int64_t channels() const { return 2 * k_heads * dk + v_heads * dv; }

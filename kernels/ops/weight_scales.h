@@ -39,4 +39,12 @@ inline double scale_at(const MatrixSource& s, int64_t row, int64_t col) {
   return s.divide_by_global ? scale / global : scale * global;
 }
 
+/// Whether row `row` of an FP8 matrix's part has a code that is no number.
+inline bool row_has_nan_code(const MatrixSource& s, int64_t row) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(s.data + (s.first_row + row) * s.row_bytes + s.first_col);
+  uint8_t found = 0;  // to the end, which the compiler does 16 and more at a time
+  for (int64_t i = 0; i < s.cols; ++i) found |= static_cast<uint8_t>((codes[i] & 0x7f) == 0x7f);
+  return found != 0;
+}
+
 }  // namespace tensorfold

@@ -27,6 +27,7 @@ class NegativeControl : public Ops {
 
   std::string describe() const override { return "negative-control/" + inner_->describe(); }
   int64_t input_unit() const override { return inner_->input_unit(); }
+  Limits limits() const override { return inner_->limits(); }
   int64_t free_memory() override { return inner_->free_memory(); }
   Ops& undecorated() override { return inner_->undecorated(); }
   std::string fingerprint_name() const override { return "negative-control"; }
@@ -109,7 +110,7 @@ class NegativeControl : public Ops {
   std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override {
     return inner_->make_recurrent_state(shape);
   }
-  bool supports_state(const StateShape& shape) const override { return inner_->supports_state(shape); }
+  std::string state_error(const StateShape& shape) const override { return inner_->state_error(shape); }
   bool supports_row_caches() const override { return inner_->supports_row_caches(); }
   std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override {
     return inner_->make_row_cache(layers, pages);

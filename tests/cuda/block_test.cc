@@ -1,6 +1,5 @@
 // Blocks of drafted rows: their attention against double precision and bit for bit the same in whatever company, their
 // convolution, and rows taken from residuals.
-#include <cuda_fp8.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,21 +12,13 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/rowwise.h"
 #include "kernels/ops/block_ops.h"
-#include "tests/cuda/gpu.h"
+#include "tests/cuda/cache_cases.h"
 
 namespace tensorfold {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t kPages = 512;
-
-float bf16(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
-float from_bits(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, sizeof(x));
-  return x;
-}
 
 struct Shape {
   std::vector<int32_t> kv_head_of = {0, 0, 0, 0, 1, 1, 1, 1};
@@ -55,19 +46,6 @@ struct Block {
   std::vector<double> rounded_k, rounded_v;  // [cached + rows, kv_width], as the kernels have them
 };
 
-/// What the cache keeps of a vector of a head.
-void keep(const float* x, int64_t dim, CudaKvFormat format, double* to) {
-  float amax = 0.0f;
-  for (int64_t i = 0; i < dim; ++i) amax = std::max(amax, std::fabs(x[i]));
-  int e = amax > 0.0f ? std::max(-110, std::ilogb(amax) - 10) : -110;
-  while (e < 119 && std::ldexp(amax, -e) > 448.0f) ++e;  // the smallest power of two that brings it into range
-  for (int64_t i = 0; i < dim; ++i) {
-    to[i] = format == CudaKvFormat::kBf16
-                ? static_cast<double>(bf16(x[i]))
-                : std::ldexp(static_cast<double>(static_cast<float>(__nv_fp8_e4m3(std::ldexp(x[i], -e)))), e);
-  }
-}
-
 /// DeviceRows of some blocks with the memory behind them.
 class Pass {
  public:
@@ -89,28 +67,13 @@ class Pass {
       keys = std::max(keys, block->cached + block->rows);
     }
     group_of.insert(group_of.end(), static_cast<size_t>(padding), -1);
-    const auto count = static_cast<int32_t>(groups.size());
-    DeviceGroup garbage;  // beyond group_count: must not be used
-    garbage.rows = 1000;
-    garbage.first_page = 1 << 28;
-    groups.insert(groups.end(), static_cast<size_t>(padding), garbage);
-    groups_ = std::make_unique<DeviceArray<DeviceGroup>>(groups);
-    pages_ = std::make_unique<DeviceArray<int32_t>>(pages);
-    group_of_ = std::make_unique<DeviceArray<int32_t>>(group_of);
-    count_ = std::make_unique<DeviceArray<int32_t>>(std::vector<int32_t>{count});
-    rows.rows = static_cast<int32_t>(group_of.size());
-    rows.max_groups = static_cast<int32_t>(groups.size());
-    rows.max_keys = keys + spare_keys;
-    rows.group_count = count_->data();
-    rows.group_of = group_of_->data();
-    rows.groups = groups_->data();
-    rows.pages = pages_->data();
+    memory_ = std::make_unique<PassMemory>(PassGroups{groups, pages, group_of, {}, padding});
+    rows = memory_->rows(keys + spare_keys);
   }
   DeviceRows rows;
 
  private:
-  std::unique_ptr<DeviceArray<DeviceGroup>> groups_;
-  std::unique_ptr<DeviceArray<int32_t>> pages_, group_of_, count_;
+  std::unique_ptr<PassMemory> memory_;
 };
 
 class World {

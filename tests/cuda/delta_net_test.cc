@@ -5,18 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <memory>
 
 #include "kernels/cuda/delta_net_layout.h"
-#include "tests/cuda/gpu.h"
+#include "tests/cuda/recurrence_cases.h"
 
 namespace tensorfold {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr uint16_t kPoison = 0xffff;
 
 // One row's inputs.
 struct Token {
@@ -133,22 +131,6 @@ std::vector<std::vector<double>> reference(const Layer& layer, int count) {
   return all;
 }
 
-float from_bf16(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value = 0;
-  std::memcpy(&value, &wide, 4);
-  return value;
-}
-
-using Row = std::vector<uint16_t>;  // bf16
-
-struct Window {
-  CudaRecurrentState* state = nullptr;
-  std::vector<int> tokens;
-  int accepted = 0;
-  int certain = 0;
-};
-
 // Runs passes of one layer.
 class Runner {
  public:
@@ -174,63 +156,32 @@ class Runner {
   /// take other kernels than few.
   std::vector<Row> pass(const std::vector<Window>& windows, int padding = 0, int spare = 0, bool graph = false) {
     const DeltaNetShape& s = layer_.shape;
-    int real = 0;
-    for (const Window& w : windows) real += static_cast<int>(w.tokens.size());
-    const int rows = real + padding, max_groups = static_cast<int>(windows.size()) + spare;
+    const WindowRows rows(windows, padding, spare);
     const int64_t wide = s.channels() + 16, z_wide = s.v_heads * s.dv, heads_wide = s.v_heads + 3;
     const int64_t a_wide = s.decays() + 3;
-    const int64_t out_wide = s.v_heads * s.dv + 8;
-    std::vector<float> qkv, z, b, a;
-    std::vector<int32_t> group_of(static_cast<size_t>(rows), -1);
-    std::vector<DeviceGroup> groups(static_cast<size_t>(max_groups));
-    std::vector<float*> states(2 * groups.size(), nullptr);  // layer 1 of 2 is ours
-    const auto append = [](std::vector<float>* to, const std::vector<float>& from, int64_t width) {
-      to->insert(to->end(), from.begin(), from.end());
-      to->resize(to->size() + static_cast<size_t>(width) - from.size(), kNan);
-    };
-    int row = 0;
-    for (size_t g = 0; g < windows.size(); ++g) {
-      groups[g].first_row = row;
-      groups[g].rows = static_cast<int32_t>(windows[g].tokens.size());
-      groups[g].accepted = windows[g].accepted;
-      groups[g].certain = windows[g].certain;
-      states[groups.size() + g] = windows[g].state->data();
-      for (const int id : windows[g].tokens) {
+    InputRows qkv(wide), z(z_wide), b(heads_wide), a(a_wide);
+    for (const Window& w : windows) {
+      for (const int id : w.tokens) {
         const Token& token = layer_.tokens[static_cast<size_t>(id)];
-        append(&qkv, token.qkv, wide);
-        append(&z, token.z, z_wide);
-        append(&b, token.b, heads_wide);
-        append(&a, token.a, a_wide);
-        group_of[static_cast<size_t>(row++)] = static_cast<int32_t>(g);
+        qkv.append(token.qkv);
+        z.append(token.z);
+        b.append(token.b);
+        a.append(token.a);
       }
     }
-    for (auto [part, width] : {std::pair{&qkv, wide}, {&z, z_wide}, {&b, heads_wide}, {&a, a_wide}}) {
-      part->resize(static_cast<size_t>(rows * width), kNan);
-    }
-    DeviceArray<float> d_qkv(qkv), d_z(z), d_b(b), d_a(a);
-    DeviceArray<int32_t> d_group_of(group_of), d_count(std::vector<int32_t>{static_cast<int32_t>(windows.size())});
-    DeviceArray<DeviceGroup> d_groups(groups);
-    DeviceArray<float*> d_states(states);
-    DeviceArray<uint16_t> d_out(static_cast<size_t>((rows + 1) * out_wide));
-    d_out.poison();
-
-    DeviceRows device;
-    device.rows = rows;
-    device.max_groups = max_groups;
-    device.group_count = d_count.data();
-    device.group_of = d_group_of.data();
-    device.groups = d_groups.data();
-    device.states = d_states.data();
-    const auto floats = static_cast<size_t>(cuda_delta_net_workspace(device, s));
-    DeviceArray<float> workspace(floats + 64);
-    workspace.poison();
+    const int count = rows.rows();
+    const DeviceArray<float> d_qkv = qkv.on_device(count), d_z = z.on_device(count), d_b = b.on_device(count),
+                             d_a = a.on_device(count);
+    const OutputRows out(count, s.v_heads * s.dv);
+    const DeviceRows device = rows.device();
+    const WatchedWorkspace workspace(cuda_delta_net_workspace(device, s));
     CudaDeltaNetArgs args;
     args.shape = &s;
     args.layer = 1;
-    args.qkv = {d_qkv.data(), rows, s.channels(), wide};
-    args.z = {d_z.data(), rows, s.v_heads * s.dv, z_wide};
-    args.b = {d_b.data(), rows, s.v_heads, heads_wide};
-    args.a = {d_a.data(), rows, s.decays(), a_wide};
+    args.qkv = {d_qkv.data(), count, s.channels(), wide};
+    args.z = {d_z.data(), count, s.v_heads * s.dv, z_wide};
+    args.b = {d_b.data(), count, s.v_heads, heads_wide};
+    args.a = {d_a.data(), count, s.decays(), a_wide};
     args.decay_floor = layer_.decay_floor;
     args.conv = conv_.data();
     args.a_log = a_log_.data();
@@ -239,105 +190,29 @@ class Runner {
     args.k_head_of = k_head_of_.data();
     args.eps = layer_.eps;
     args.sigmoid_gate = layer_.sigmoid_gate;
-    args.out = {reinterpret_cast<__nv_bfloat16*>(d_out.data()), rows, s.v_heads * s.dv, out_wide};
+    args.out = out.device();
     args.workspace = workspace.data();
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     if (graph) {
-      run_as_graph(device, args);
+      run_as_graph(stream_, [&] { cuda_delta_net(stream_, device, args); });
     } else {
       cuda_delta_net(stream_, device, args);
     }
     EXPECT_EQ(cuda_failure(), "");
-    const std::vector<uint16_t> all = d_out.get();
-    const std::vector<float> work = workspace.get();
-    for (size_t i = floats; i < work.size(); ++i) {
-      EXPECT_TRUE(std::isnan(work[i])) << "workspace written beyond its end, float " << i - floats;
-    }
-    return check_edges(all, real, rows, s.v_heads * s.dv, out_wide);
+    workspace.check();
+    return out.get(rows.real());
   }
 
-  /// Tokens [0, count) in passes of `chunk` rows; the state is left in `state`.
   std::vector<Row> serial(CudaRecurrentState* state, int count, int chunk, int spare = 0, int padding = 0) {
-    std::vector<Row> all;
-    for (int at = 0; at < count; at += chunk) {
-      const int rows = std::min(chunk, count - at);
-      for (Row& row : pass({{state, range(at, rows), 0, rows}}, padding, spare)) all.push_back(std::move(row));
-    }
-    return all;
-  }
-
-  static std::vector<int> range(int first, int count) {
-    std::vector<int> ids;
-    for (int i = 0; i < count; ++i) ids.push_back(first + i);
-    return ids;
-  }
-
-  static std::vector<uint8_t> bytes(const CudaRecurrentState& state) {
-    std::vector<uint8_t> host(static_cast<size_t>(state.bytes()));
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    EXPECT_EQ(cudaMemcpy(host.data(), state.data(), host.size(), cudaMemcpyDeviceToHost), cudaSuccess);
-    return host;
+    return run_serial(*this, state, count, chunk, spare, padding);
   }
 
  private:
-  void run_as_graph(const DeviceRows& device, const CudaDeltaNetArgs& args) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    cuda_delta_net(stream_, device, args);
-    ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    ASSERT_EQ(cudaGraphLaunch(exec, stream_), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-  }
-
-  // All elements of real rows written, nothing between rows or after the last.
-  static std::vector<Row> check_edges(const std::vector<uint16_t>& all, int real, int rows, int64_t width,
-                                      int64_t stride) {
-    std::vector<Row> out;
-    for (int r = 0; r <= rows; ++r) {
-      const auto* row = all.data() + r * stride;
-      for (int64_t c = r < rows ? width : 0; c < stride; ++c) {
-        if (row[c] != kPoison) ADD_FAILURE() << "written outside: row " << r << " col " << c;
-      }
-      if (r < real) out.emplace_back(row, row + width);
-    }
-    return out;
-  }
-
   const Layer& layer_;
   cudaStream_t stream_ = nullptr;
   DeviceArray<float> conv_, a_log_, dt_bias_, norm_;
   DeviceArray<int32_t> k_head_of_;
 };
-
-// Empty if equal bit for bit, else where and what.
-std::string difference(const Row& got, const Row& want) {
-  if (got.size() != want.size()) return "sizes differ";
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (got[i] == want[i]) continue;
-    char text[96];
-    std::snprintf(text, sizeof text, "col %zu: %g (%04x) instead of %g (%04x)", i, from_bf16(got[i]), got[i],
-                  from_bf16(want[i]), want[i]);
-    return text;
-  }
-  return {};
-}
-void expect_same(const std::vector<Row>& got, const std::vector<Row>& want, const std::string& what) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (size_t r = 0; r < got.size(); ++r) {
-    const std::string wrong = difference(got[r], want[r]);
-    ASSERT_EQ(wrong, "") << what << ", row " << r;
-  }
-}
-// `first_byte..`: so that a failure says which part of the block differs.
-void expect_same_state(const CudaRecurrentState& got, const CudaRecurrentState& want, const std::string& what) {
-  const auto a = Runner::bytes(got), b = Runner::bytes(want);
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(a[i], b[i]) << what << ": state differs at float " << i / 4;
-}
 
 void check_values(const Layer& layer, int count, int spare, int padding = 0) {
   Runner runner(layer);
@@ -445,7 +320,7 @@ void check_windows(const Layer& base, int spare, int padding) {
       while (committed < count) {
         const int sure = std::min(certain, count - committed);
         const int good = std::min(accept, count - committed - sure);
-        Window w{state.get(), Runner::range(committed, sure + good), accepted, sure};
+        Window w{state.get(), token_range(committed, sure + good), accepted, sure};
         while (static_cast<int>(w.tokens.size()) < sure + tentative) {
           w.tokens.push_back(w.tokens.size() % 2 == 0 ? bad : worse);
         }
@@ -483,7 +358,7 @@ TEST(CudaDeltaNet, CommitWithoutRows) {
     Runner runner(layer);
     for (int accepted = 0; accepted <= 16; ++accepted) {
       const auto state = runner.state(), serial = runner.state(), other = runner.state();
-      runner.pass({{state.get(), Runner::range(0, 17), 0, 1}});
+      runner.pass({{state.get(), token_range(0, 17), 0, 1}});
       // Another sequence has rows, so that the pass is not empty.
       runner.pass({{state.get(), {}, accepted, 0}, {other.get(), {5}, 0, 1}}, accepted % 2 == 0 ? 0 : kMany);
       runner.serial(serial.get(), accepted + 1, 1);
@@ -502,13 +377,12 @@ TEST(CudaDeltaNet, NeighboursChangeNoBit) {
     Runner runner(layer);
     const auto alone = runner.state();
     const std::vector<Row> want = runner.serial(alone.get(), 23, 23);
-    const std::vector<int> ours = Runner::range(0, 23), spoilt(30, bad), hot(5, worse);
+    const std::vector<int> ours = token_range(0, 23), spoilt(30, bad), hot(5, worse);
     for (const int place : {0, 1, 2, 3}) {
       std::vector<std::unique_ptr<CudaRecurrentState>> states;
       for (int i = 0; i < 4; ++i) states.push_back(runner.state());
-      std::vector<Window> windows{{states[1].get(), spoilt, 0, 30},
-                                  {states[2].get(), hot, 0, 1},
-                                  {states[3].get(), Runner::range(9, 31), 0, 31}};
+      std::vector<Window> windows{
+          {states[1].get(), spoilt, 0, 30}, {states[2].get(), hot, 0, 1}, {states[3].get(), token_range(9, 31), 0, 31}};
       windows.insert(windows.begin() + place, {states[0].get(), ours, 0, 23});
       size_t first = 0;
       for (int g = 0; g < place; ++g) first += windows[static_cast<size_t>(g)].tokens.size();
@@ -528,11 +402,11 @@ TEST(CudaDeltaNet, GraphResetAndCopy) {
   const Layer layer(2, 4, 64, 64, 4, 100, 71);
   Runner runner(layer);
   const auto plain = runner.state(), graph = runner.state();
-  const Window prompt{plain.get(), Runner::range(0, 80), 0, 80};
+  const Window prompt{plain.get(), token_range(0, 80), 0, 80};
   Window same = prompt;
   same.state = graph.get();
   expect_same(runner.pass({same}, 0, 0, true), runner.pass({prompt}), "graph, prompt");
-  const Window window{plain.get(), Runner::range(80, 9), 0, 1};
+  const Window window{plain.get(), token_range(80, 9), 0, 1};
   same = window;
   same.state = graph.get();
   expect_same(runner.pass({same}, 7, 2, true), runner.pass({window}), "graph, window");

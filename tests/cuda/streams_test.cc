@@ -7,6 +7,7 @@
 #include "kernels/reference/latents.h"
 #include "kernels/reference/reference_streams.h"
 #include "tests/cuda/stream_ops.h"
+#include "tests/kernels/ngram_cases.h"
 
 namespace tensorfold {
 namespace {
@@ -198,23 +199,9 @@ struct Line {
 
 class ConvLayer {
  public:
-  static constexpr int64_t kTableCols = 8;
-
-  ConvLayer(Ops& ops, const ShortConvShape& shape) : ops_(ops), shape_(shape) {
+  ConvLayer(Ops& ops, const ShortConvShape& shape) : ops_(ops), shape_(shape), ngrams_(ops) {
     weights_ = random_floats(static_cast<size_t>(shape.channels * shape.taps), 83);
     conv_ = ops.pack_vector(weights_);
-    // Tables whose rows hold their own numbers, of heads 1, 2 and 3.
-    for (size_t head = 1; head < heads_.table_rows.size(); ++head) {
-      const int64_t rows = heads_.table_rows[head];
-      std::vector<float> values(static_cast<size_t>(rows * kTableCols));
-      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i / kTableCols);
-      MatrixSource source;
-      source.rows = rows;
-      source.cols = kTableCols;
-      source.data = reinterpret_cast<const std::byte*>(values.data());
-      source.row_bytes = kTableCols * static_cast<int64_t>(sizeof(float));
-      tables_.push_back(ops.pack({&source, 1}));
-    }
   }
 
   const std::vector<float>& weights() const { return weights_; }
@@ -222,13 +209,13 @@ class ConvLayer {
 
   // Results of the pieces' rows: the convolution's channels, then what the n-grams find. `x`: the rows' inputs.
   std::vector<float> pass(const std::vector<Piece>& pieces, const std::vector<float>& x, bool kept) {
-    const int64_t found = 3 * kTableCols;
+    const int64_t found = 3 * Ngrams::kCols;
     return run_pieces(ops_, pieces, x, shape_.channels, kept, [&](const RowBatch& rows, Tensor input) {
       const Tensor out = ops_.scratch(rows.rows(), shape_.channels + found);
       const Tensor rounded = ops_.scratch_input(rows.rows(), found);
-      const std::vector<const Weight*> tables = borrowed(tables_);
+      const std::vector<const Weight*> tables = borrowed(ngrams_.tables);
       EmbedNgramsArgs ngrams;
-      ngrams.heads = &heads_;
+      ngrams.heads = &ngrams_.heads;
       ngrams.shape = &shape_;
       ngrams.tables = tables;
       ngrams.first_head = 1;
@@ -248,30 +235,14 @@ class ConvLayer {
     });
   }
 
-  // What a row of the line must find.
-  std::vector<float> numbers(const std::vector<int32_t>& tokens, int64_t row) const {
-    std::vector<float> out;
-    for (size_t head = 1; head < heads_.table_rows.size(); ++head) {
-      uint64_t mixed = static_cast<uint64_t>(tokens[static_cast<size_t>(row)]) * 101;
-      bool ended = false;
-      for (int64_t back = 1; back <= (head < 2 ? 1 : 2); ++back) {
-        const int32_t token = row < back ? -1 : tokens[static_cast<size_t>(row - back)];
-        ended = ended || token < 0 || token == 3;
-        mixed ^= static_cast<uint64_t>(ended ? 3 : token) * (back == 1 ? 7919u : 104729u);
-      }
-      out.insert(out.end(), kTableCols, static_cast<float>(mixed % static_cast<uint64_t>(heads_.table_rows[head])));
-    }
-    return out;
-  }
+  const Ngrams& ngrams() const { return ngrams_; }
 
  private:
   Ops& ops_;
   ShortConvShape shape_;
-  NgramHeads heads_ = {
-      .heads_per_size = 2, .end_token = 3, .multipliers = {101, 7919, 104729}, .table_rows = {97, 101, 103, 107}};
+  Ngrams ngrams_;
   std::vector<float> weights_;
   std::unique_ptr<Vector> conv_;
-  std::vector<std::unique_ptr<Weight>> tables_;
 };
 
 Piece conv_piece(const Line& line, RecurrentState* state, int64_t at, int64_t rows, int64_t accepted, int64_t certain) {
@@ -283,11 +254,11 @@ Piece conv_piece(const Line& line, RecurrentState* state, int64_t at, int64_t ro
 // Rows of results that must be what the whole line gave, and find what their n-grams pick.
 void check_rows(const std::string& what, const ConvLayer& layer, const Line& line, const std::vector<float>& first,
                 const std::vector<float>& got, int64_t at, int64_t rows, int64_t channels) {
-  const int64_t cols = channels + 3 * ConvLayer::kTableCols;
+  const int64_t cols = channels + 3 * Ngrams::kCols;
   EXPECT_TRUE(equal_bits(part_of(got, 0, rows, cols), part_of(first, at, rows, cols))) << what;
   for (int64_t r = 0; r < rows; ++r) {
     const std::vector<float> row = part_of(got, r, 1, cols);
-    EXPECT_EQ(std::vector<float>(row.begin() + channels, row.end()), layer.numbers(line.tokens, at + r))
+    EXPECT_EQ(std::vector<float>(row.begin() + channels, row.end()), layer.ngrams().want(line.tokens, at + r))
         << what << ": n-grams of row " << at + r;
   }
 }
@@ -340,7 +311,7 @@ TEST(CudaShortConv, AgreesWithDoublePrecisionInEveryPass) {
           const std::vector<float> got = layer.pass({conv_piece(wrong, other.get(), at, 2, 0, 2),
                                                      conv_piece(drafted, state.get(), at, 1 + tentative, accepted, 1)},
                                                     x, kept);
-          const int64_t cols = channels + 3 * ConvLayer::kTableCols;
+          const int64_t cols = channels + 3 * Ngrams::kCols;
           check_rows(mode + ", window at " + std::to_string(at), layer, line, first, part_of(got, 2, 1 + good, cols),
                      at, 1 + good, channels);
           at += 1 + good;
@@ -352,7 +323,7 @@ TEST(CudaShortConv, AgreesWithDoublePrecisionInEveryPass) {
         }
       }
     }
-    const int64_t cols = channels + 3 * ConvLayer::kTableCols;
+    const int64_t cols = channels + 3 * Ngrams::kCols;
     std::vector<float> values;
     for (int64_t r = 0; r < kLength; ++r) {
       values.insert(values.end(), first.begin() + r * cols, first.begin() + r * cols + channels);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "worker/model/backend_limits.h"
+
 namespace tensorfold {
 namespace {
 
@@ -49,23 +51,6 @@ absl::StatusOr<ModelShape> model_shape(const ModelConfig& config, ShardSpec shar
   return family == nullptr ? unknown_family(config) : family->shape(config, shard);
 }
 
-namespace {
-
-// A kind of recurrent layers, and what a backend's kernels may not have for it.
-std::string layers_of(const StateShape& state) {
-  if (const auto* mamba2 = std::get_if<Mamba2Shape>(&state); mamba2 != nullptr) {
-    return fmt::format("Mamba2 layers (heads of {}, states of {}, {} taps)", mamba2->head_dim, mamba2->state,
-                       mamba2->conv_kernel);
-  }
-  if (const auto* delta = std::get_if<DeltaNetShape>(&state); delta != nullptr) {
-    return fmt::format("gated delta net layers (key heads of {}, value heads of {}, {} taps{})", delta->dk, delta->dv,
-                       delta->conv_kernel, delta->channel_decay ? ", a decay a channel" : "");
-  }
-  return "n-gram layers";
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, WeightReader& reader, Ops& ops,
                                                   ShardSpec shard) {
   const FamilyEntry* family = find_family(config.family);
@@ -94,6 +79,7 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
                     "does not compute: run it with backend cpu",
                     config.model_type, ops.fingerprint_name()));
   }
+  if (absl::Status s = within_limits(config, ops.limits(), ops.fingerprint_name()); !s.ok()) return s;
   absl::StatusOr<ModelShape> shape = family->shape(config, shard);
   if (!shape.ok()) return shape.status();
   if (!shape->row_layers.empty() && !ops.supports_row_caches()) {
@@ -103,10 +89,12 @@ absl::StatusOr<std::unique_ptr<Model>> load_model(const ModelConfig& config, Wei
         config.model_type, ops.fingerprint_name()));
   }
   for (const StateShape& state : shape->recurrent) {
-    if (ops.supports_state(state)) continue;
+    const std::string wrong = ops.state_error(state);
+    if (wrong.empty()) continue;
     return absl::UnimplementedError(
-        fmt::format("model_type {} has {}, which backend {} does not compute: run it with backend cpu",
-                    config.model_type, layers_of(state), ops.fingerprint_name()));
+        fmt::format("model_type {} has recurrent layers that backend {} does not compute "
+                    "({}): run it with backend cpu",
+                    config.model_type, ops.fingerprint_name(), wrong));
   }
   LoadContext load = {config, reader, ops, shard};
   return family->load(load, *shape);

@@ -48,15 +48,6 @@ NgramHash::NgramHash(const NgramConfig& config, int64_t vocab, int64_t index) {
   padded_rows_ = (padded_rows_ + config.table_divisor - 1) / config.table_divisor * config.table_divisor;
 }
 
-void NgramHash::rows_of(int32_t token, std::span<const int32_t> before, std::span<int32_t> rows) const {
-  // Factors are so small that no product reaches the sign bit.
-  for (size_t head = 0; head < heads_.table_rows.size(); ++head) {
-    rows[head] = ngram_row(token, static_cast<int>(heads_.backs(static_cast<int64_t>(head))), heads_.multipliers.data(),
-                           heads_.end_token, heads_.table_rows[head],
-                           [&](int back) { return before[static_cast<size_t>(back - 1)]; });
-  }
-}
-
 Slices ngram_slices(const ModelConfig& config) {
   const NgramConfig& ngrams = config.ngrams;
   int64_t unit = 1;

@@ -23,10 +23,6 @@ class NgramHash {
   /// For Ops::embed_ngrams.
   const NgramHeads& heads() const { return heads_; }
 
-  /// The row in its own table for each head. `before`: the size - 1 tokens before, newest first, -1 where there is
-  /// none.
-  void rows_of(int32_t token, std::span<const int32_t> before, std::span<int32_t> rows) const;
-
  private:
   NgramHeads heads_;
   std::vector<int64_t> offsets_;

@@ -318,7 +318,7 @@ TEST(Experts, BackendWithoutThemRefuses) {
 class NoMamba2 : public CpuOps {
  public:
   NoMamba2() : CpuOps(kernels_for("auto"), std::make_shared<ThreadPool>(1)) {}
-  bool supports_state(const StateShape& shape) const override { return Ops::supports_state(shape); }
+  std::string state_error(const StateShape& shape) const override { return Ops::state_error(shape); }
   std::string fingerprint_name() const override { return "plain"; }
 };
 
@@ -328,8 +328,8 @@ TEST(Experts, BackendWithoutMamba2Refuses) {
   const auto shards = ModelShards::load_all(kFixtures + "nemotron_h", 1, ops);
   ASSERT_FALSE(shards.ok());
   EXPECT_EQ(std::string(shards.status().message()),
-            "model_type nemotron_h has Mamba2 layers (heads of 16, states of 32, 4 taps), which backend plain does not "
-            "compute: run it with backend cpu");
+            "model_type nemotron_h has recurrent layers that backend plain does not compute (no Mamba2 layers): run it "
+            "with backend cpu");
   EXPECT_TRUE(ModelShards::load_all(kFixtures + "qwen3_5", 1, ops).ok());
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/numerics/ngram_hash.h"
 #include "tests/worker/checkpoint/model_copy.h"
 #include "worker/model/ngrams.h"
 #include "worker/runtime/local_cluster.h"
@@ -29,8 +30,13 @@ const NgramConfig kNgrams = {.layers = {1},
                              .end_token = 2};
 
 std::vector<int32_t> rows_of(const NgramHash& hash, int32_t token, const std::vector<int32_t>& before) {
-  std::vector<int32_t> rows(8);
-  hash.rows_of(token, before, rows);
+  const NgramHeads& heads = hash.heads();
+  std::vector<int32_t> rows;
+  for (size_t head = 0; head < heads.table_rows.size(); ++head) {
+    rows.push_back(ngram_row(token, static_cast<int>(heads.backs(static_cast<int64_t>(head))), heads.multipliers.data(),
+                             heads.end_token, heads.table_rows[head],
+                             [&](int back) { return before[static_cast<size_t>(back - 1)]; }));
+  }
   return rows;
 }
 
