@@ -25,7 +25,8 @@ void ClusterFlags::add_drafter_to(CLI::App& app) {
   app.add_option("--draft-model", drafter, "folder of a block drafter (DFlash, DFlash2) that fits the model");
 }
 
-absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const RunnerOptions& runner) {
+absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const RunnerOptions& runner,
+                                         const DrafterChoice& drafter) {
   OpenCluster open;
   const BackendOptions backend = {.backend = flags.backend,
                                   .isa = flags.isa,
@@ -35,7 +36,7 @@ absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const Runner
                                   .kv_format = flags.kv_format,
                                   .precision = flags.precision,
                                   .exchange = flags.exchange};
-  auto shards = ModelShards::load_all(flags.model, flags.world, backend, nullptr, flags.drafter);
+  auto shards = ModelShards::load_all(flags.model, flags.world, backend, nullptr, drafter);
   if (!shards.ok()) return shards.status();
   open.shards = *std::move(shards);
   LocalClusterOptions options;

@@ -39,6 +39,7 @@ struct OpenCluster {
   std::unique_ptr<LocalCluster> cluster;
 };
 
-absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const RunnerOptions& runner);
+absl::StatusOr<OpenCluster> open_cluster(const ClusterFlags& flags, const RunnerOptions& runner,
+                                         const DrafterChoice& drafter = {});
 
 }  // namespace tensorfold

@@ -67,6 +67,10 @@ void print_stats(const FinishEvent& finish) {
 absl::Status run_generate(const GenerateFlags& flags) {
   const absl::StatusOr<DraftKind> draft = parse_draft_kind(flags.draft);
   if (!draft.ok()) return draft.status();
+  if (flags.draft == "dflash" && flags.cluster.drafter.empty()) {
+    return absl::InvalidArgumentError(
+        "--draft dflash: drafts with a checkpoint of its own; name it with --draft-model");
+  }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::load(flags.cluster.model + "/tokenizer.json");
   const bool only_ids = !flags.prompt_ids.empty() && absl::IsNotFound(tokenizer.status());
   if (!tokenizer.ok() && !only_ids) return tokenizer.status();
@@ -80,23 +84,20 @@ absl::Status run_generate(const GenerateFlags& flags) {
   RunnerOptions runner;
   runner.slots = 1;
   runner.pages = static_cast<int64_t>(prompt.size() + flags.max_tokens + 2 * kMaxWindow) / kPageTokens + 1;
-  absl::StatusOr<OpenCluster> open = open_cluster(flags.cluster, runner);
+  absl::StatusOr<OpenCluster> open =
+      open_cluster(flags.cluster, runner, DrafterChoice::of_kind(flags.draft, flags.cluster.drafter));
   if (!open.ok()) return open.status();
   const ModelConfig& config = open->shards->config();
   const ModelShape& shape = open->shards->shape(0);
   if (*draft == DraftKind::kMtp && !shape.has_mtp) {
     return absl::InvalidArgumentError("--draft mtp: this checkpoint has no MTP layer; there are none, copy and auto");
   }
-  if (*draft == DraftKind::kDflash && open->shards->block_size() == 0) {
-    return absl::InvalidArgumentError(
-        "--draft dflash: drafts with a checkpoint of its own; name it with --draft-model");
-  }
 
   EngineModel model;
   model.context = static_cast<uint32_t>(shape.context_length);
   model.vocabulary = static_cast<uint32_t>(shape.vocab);
   model.has_mtp = shape.has_mtp;
-  model.block_size = open->shards->block_size();
+  model.block_drafts = open->shards->block_drafts();
   model.end_ids.assign(config.eos_token_ids.begin(), config.eos_token_ids.end());
   model.tokenizer = only_ids ? nullptr : tokenizer->get();
   EngineOptions options;
@@ -165,7 +166,7 @@ void add_generate_command(CLI::App& app, int* exit_code) {
   text->excludes(ids);
   command->add_flag("--chat", flags->chat, "put the prompt into the model's chat template as a user message");
   command->add_option("--draft", flags->draft, "drafter; changes speed, never a byte")
-      ->check(CLI::IsMember({"none", "mtp", "copy", "dflash", "auto"}));
+      ->check(CLI::IsMember({"none", "mtp", "copy", "dflash", "dspark", "auto"}));
   flags->cluster.add_drafter_to(*command);
   command->add_option("--width", flags->width, "most rows of a verify window")->check(CLI::Range(1, 16));
   command->add_option("--max-tokens", flags->max_tokens, "tokens of the reply")->check(CLI::Range(1u, 1u << 20));

@@ -78,8 +78,17 @@ void print_text_parts(const std::string& dir) {
 }
 
 void print_drafters(const ModelFacts& facts) {
-  std::cout << fmt::format("drafter     {}\n",
-                           facts.has_mtp ? "mtp (its own layer), copy" : "copy (no MTP layer in these files)");
+  std::cout << fmt::format("drafter     {}\n", facts.has_mtp       ? "mtp (its own layer), copy"
+                                               : facts.has_drafter ? "dspark (its own stages), copy"
+                                                                   : "copy (no MTP layer in these files)");
+}
+
+std::string drafting_parameters(const ModelFacts& facts) {
+  if (facts.has_mtp) {
+    return fmt::format(", {:.2f} M of them in the MTP layer", static_cast<double>(facts.mtp_parameters) / 1e6);
+  }
+  if (!facts.has_drafter) return {};
+  return fmt::format(", {:.2f} M of them in the block drafter", static_cast<double>(facts.drafter_parameters) / 1e6);
 }
 
 absl::Status run_inspect(const InspectFlags& flags) {
@@ -92,9 +101,7 @@ absl::Status run_inspect(const InspectFlags& flags) {
   if (!whole.ok()) return whole.status();
   std::cout << fmt::format("family      {} ({})\n", facts->family, facts->model_type);
   std::cout << fmt::format("parameters  {:.2f} M{}\n", static_cast<double>(facts->parameters) / 1e6,
-                           facts->has_mtp ? fmt::format(", {:.2f} M of them in the MTP layer",
-                                                        static_cast<double>(facts->mtp_parameters) / 1e6)
-                                          : std::string());
+                           drafting_parameters(*facts));
   std::cout << fmt::format("files       {} in {}\n", human_bytes(facts->file_bytes), (*checkpoint)->file_list());
   for (const auto& [format, bytes] : facts->bytes_by_format) {
     std::cout << fmt::format("format      {}: {}\n", format, human_bytes(bytes));

@@ -39,7 +39,7 @@ struct VerifyFlags {
 int run_verify(const VerifyFlags& flags) {
   TesterOptions options;
   options.model_dir = flags.model;
-  options.drafter_dir = flags.drafter;
+  options.drafter = DrafterChoice(flags.drafter, DrafterChoice::Own::kIfThere);
   options.full = flags.full;
   options.sample = flags.sample;
   options.prompt_tokens = flags.prompt_tokens;
@@ -109,7 +109,8 @@ void add_verify_command(CLI::App& app, int* exit_code) {
       "Run the differential tester: drafts, widths, worlds, transports, chunks, batch-mates, instruction sets, "
       "threads, graphs, sampling; exit code 3 if any byte differs");
   command->add_option("--model", flags->model, "folder of the checkpoint")->required();
-  command->add_option("--draft-model", flags->drafter, "folder of a block drafter: adds --drafts dflash");
+  command->add_option("--draft-model", flags->drafter,
+                      "folder of a block drafter, for --drafts block; else that of the model, if it brings one along");
   command->add_flag("--full", flags->full, "every combination, not a sample that covers every pair of values");
   command->add_option("--sample", flags->sample, "without --full: at least so many combinations");
   command->add_option("--prompt-tokens", flags->prompt_tokens, "length of the prompt")->check(CLI::Range(16, 8192));

@@ -24,10 +24,10 @@ absl::StatusOr<DraftKind> parse_draft_kind(std::string_view name) {
   if (name == "none" || name == "off") return DraftKind::kNone;
   if (name == "mtp") return DraftKind::kMtp;
   if (name == "copy") return DraftKind::kCopy;
-  if (name == "dflash") return DraftKind::kDflash;
+  if (name == "dflash" || name == "dspark") return DraftKind::kBlock;
   if (name == "auto") return DraftKind::kAuto;
   return absl::InvalidArgumentError(
-      fmt::format("unknown drafter '{}'; there are none, mtp, copy, dflash and auto", name));
+      fmt::format("unknown drafter '{}'; there are none, mtp, copy, dflash, dspark and auto", name));
 }
 
 std::string_view draft_kind_name(DraftKind kind) {
@@ -38,8 +38,8 @@ std::string_view draft_kind_name(DraftKind kind) {
       return "mtp";
     case DraftKind::kCopy:
       return "copy";
-    case DraftKind::kDflash:
-      return "dflash";
+    case DraftKind::kBlock:
+      return "block";
     case DraftKind::kAuto:
       return "auto";
   }
@@ -50,7 +50,7 @@ DraftKindInfo info_of(DraftKind kind) {
   switch (kind) {
     case DraftKind::kMtp:
       return {kind, true, true, false};
-    case DraftKind::kDflash:
+    case DraftKind::kBlock:
       return {kind, true, false, true};
     case DraftKind::kNone:
     case DraftKind::kCopy:

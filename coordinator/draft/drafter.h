@@ -14,14 +14,15 @@
 namespace tensorfold {
 
 enum class DraftKind : uint8_t {
-  kNone,    // one token a pass
-  kMtp,     // the model's own multi-token-prediction layer, chained; runs on the workers
-  kCopy,    // what followed the longest earlier occurrence of the history's end
-  kDflash,  // a block drafter of its own (DFlash, DFlash2), a block of tokens at once; runs on the workers
-  kAuto,    // mtp, copy or dflash, chosen for each window by WidthPolicy
+  kNone,   // one token a pass
+  kMtp,    // the model's own multi-token-prediction layer, chained; runs on the workers
+  kCopy,   // what followed the longest earlier occurrence of the history's end
+  kBlock,  // a block drafter (DFlash, DFlash2, DSpark), a block of tokens at once; runs on the workers
+  kAuto,   // mtp, copy or blocks, chosen for each window by WidthPolicy
 };
 
-// "none" (also "off"), "mtp", "copy", "dflash", "auto"; anything else is an InvalidArgument that lists them.
+// "none" (also "off"), "mtp", "copy", "dflash" and "dspark" (both kBlock), "auto"; anything else is an InvalidArgument
+// that lists them.
 absl::StatusOr<DraftKind> parse_draft_kind(std::string_view name);
 std::string_view draft_kind_name(DraftKind kind);
 
@@ -60,7 +61,7 @@ class Drafter {
   virtual Draft propose(std::span<const uint32_t> history, size_t max_ids) = 0;
 };
 
-// kNone, kMtp and kDflash give a drafter that never guesses on rank 0; kAuto gives the copy drafter, whose guess
+// kNone, kMtp and kBlock give a drafter that never guesses on rank 0; kAuto gives the copy drafter, whose guess
 // WidthPolicy weighs against the model's own.
 std::unique_ptr<Drafter> make_drafter(DraftKind kind, CopyOptions options = {});
 

@@ -30,9 +30,9 @@ void WidthPolicy::record_block(double ms) {
 void WidthPolicy::record_window(const WidthChoice& choice, uint32_t copy_match, size_t accepted,
                                 Acceptance* acceptance) {
   if (choice.drafts == 0) return;
-  const DraftSource source = choice.kind == DraftKind::kMtp      ? DraftSource::kMtp
-                             : choice.kind == DraftKind::kDflash ? DraftSource::kBlock
-                                                                 : copy_source(copy_match);
+  const DraftSource source = choice.kind == DraftKind::kMtp     ? DraftSource::kMtp
+                             : choice.kind == DraftKind::kBlock ? DraftSource::kBlock
+                                                                : copy_source(copy_match);
   global_.record(source, choice.drafts, accepted);
   if (acceptance != nullptr) acceptance->record(source, choice.drafts, accepted);
 }
@@ -66,7 +66,7 @@ double WidthPolicy::best_value(const Plan& plan, size_t base_rows) const {
   for (size_t d = 1; d <= plan.gains.size(); ++d) {
     tokens += plan.gains[d - 1];
     best = std::max(
-        best, tokens / pass_ms(base_rows + d, plan.kind == DraftKind::kMtp ? d : 0, plan.kind == DraftKind::kDflash));
+        best, tokens / pass_ms(base_rows + d, plan.kind == DraftKind::kMtp ? d : 0, plan.kind == DraftKind::kBlock));
   }
   return best;
 }
@@ -80,10 +80,10 @@ WidthPolicy::Plan WidthPolicy::plan_of(const WidthRequest& request, size_t base_
   if (may_copy && request.copy_match > 0) {
     copy = plan_for(request, DraftKind::kCopy, copy_source(request.copy_match), request.copy_ids);
   }
-  const bool may_block = request.kind == DraftKind::kDflash || request.kind == DraftKind::kAuto;
+  const bool may_block = request.kind == DraftKind::kBlock || request.kind == DraftKind::kAuto;
   Plan block;
   if (may_block && request.block_drafts > 0) {
-    block = plan_for(request, DraftKind::kDflash, DraftSource::kBlock, request.block_drafts);
+    block = plan_for(request, DraftKind::kBlock, DraftSource::kBlock, request.block_drafts);
   }
   // Among equals what costs rank 0 alone, then what is chained, so that a short window stays cheap.
   const Plan* best = nullptr;
@@ -124,7 +124,7 @@ std::vector<uint32_t> WidthPolicy::best_depths(const std::vector<Plan>& plans, s
       next_drafts.emplace(plans[next].gains[depths[next]], plans.size() - next);
     }
     if (plans[next].kind == DraftKind::kMtp) mtp_depth = std::max<size_t>(mtp_depth, depths[next]);
-    blocks = blocks || plans[next].kind == DraftKind::kDflash;
+    blocks = blocks || plans[next].kind == DraftKind::kBlock;
     const double value = tokens / pass_ms(rows, mtp_depth, blocks);
     if (value > best) {
       best = value;

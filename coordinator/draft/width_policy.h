@@ -42,7 +42,7 @@ struct WidthRequest {
 };
 
 struct WidthChoice {
-  DraftKind kind = DraftKind::kNone;  // kNone, kMtp, kCopy or kDflash; never kAuto
+  DraftKind kind = DraftKind::kNone;  // kNone, kMtp, kCopy or kBlock; never kAuto
   uint32_t drafts = 0;                // 0 exactly when kind is kNone
 };
 

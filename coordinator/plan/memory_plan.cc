@@ -126,7 +126,7 @@ std::string pages_note(const MemoryPlan& plan) {
 }
 
 void add_device_items(const Profile& profile, const ModelConfig& config, const ModelFacts& facts,
-                      const ModelShape& shape, MemoryPlan* plan) {
+                      const ModelShape& shape, bool drafter, MemoryPlan* plan) {
   plan->items.push_back({"weights", rank_weight_bytes(facts, shape, plan->device),
                          fmt::format("of {} in all files", human_bytes(facts.weight_bytes)), false});
   plan->items.push_back({"pages", plan->pages * plan->page_bytes, pages_note(*plan), false});
@@ -146,9 +146,7 @@ void add_device_items(const Profile& profile, const ModelConfig& config, const M
     plan->items.push_back({"snapshots", plan->snapshots * each, std::move(note), false});
   }
   if (plan->device && profile.compute.launch == "graph") {
-    plan->items.push_back({"kept launches",
-                           kept_launch_bytes(shape, !profile.draft.model_in_use().empty(), plan->context), "at most",
-                           false});
+    plan->items.push_back({"kept launches", kept_launch_bytes(shape, drafter, plan->context), "at most", false});
   }
   const int64_t more = plan->device ? device_expert_bytes(profile, config, shape) + device_choice_bytes(config) +
                                           device_delta_bytes(profile, config)
@@ -166,7 +164,7 @@ int64_t rank_weight_bytes(const ModelFacts& facts, const ModelShape& shape, bool
   const double part = static_cast<double>(shape.local_vocab) / static_cast<double>(shape.vocab);
   double bytes = 0;
   for (const auto& [kind, size] : device ? facts.device_memory_by_kind : facts.memory_by_kind) {
-    if (kind == "vision" || kind == "skipped") continue;
+    if (kind == "vision" || kind == "skipped" || kind == "drafter") continue;  // the last is planned apart
     bytes += static_cast<double>(size) * (held_whole(kind) ? 1.0 : part);
   }
   return static_cast<int64_t>(bytes);
@@ -241,6 +239,7 @@ absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelC
   // Some files do not say whether they have an MTP layer: their tensors do.
   ModelConfig config = whole;
   if (!facts.has_mtp) config.mtp_layers = 0;
+  if (!facts.has_drafter) config.dspark = {};
   if (rank < 0 || rank >= profile.cluster.world) {
     return absl::InvalidArgumentError(
         fmt::format("rank {} is outside the profile's cluster.world of {}", rank, profile.cluster.world));
@@ -253,7 +252,7 @@ absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelC
   plan.rank = rank;
   plan.device = profile.compute.backend == "cuda";
   plan.pages = *pages;
-  const absl::StatusOr<DrafterPlan> drafter = plan_drafter(profile, config, {profile.cluster.world, rank});
+  const absl::StatusOr<DrafterPlan> drafter = plan_drafter(profile, config, {profile.cluster.world, rank}, &facts);
   if (!drafter.ok()) return drafter.status();
   plan.page_bytes = page_bytes(profile, *shape) + drafter->page_bytes;
   const absl::StatusOr<int64_t> snapshots = planned_snapshots(profile, config);
@@ -261,8 +260,8 @@ absl::StatusOr<MemoryPlan> make_memory_plan(const Profile& profile, const ModelC
   plan.snapshots = *snapshots;
   plan.context = profile.model.context_length > 0 ? profile.model.context_length : shape->context_length;
   plan.lanes = profile.schedule.max_sequences;
-  add_device_items(profile, config, facts, *shape, &plan);
-  if (drafter->weight_bytes > 0) {
+  add_device_items(profile, config, facts, *shape, drafter->in_use, &plan);
+  if (drafter->in_use) {
     plan.items.push_back({"drafter", drafter->weight_bytes + drafter->scratch_bytes,
                           fmt::format("its weights, and {} of scratch", human_bytes(drafter->scratch_bytes)), false});
   }

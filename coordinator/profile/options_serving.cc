@@ -123,11 +123,11 @@ Options draft_options() {
        .type = Type::kString,
        .field = at<&Profile::draft, &D::kind>,
        .fallback = "auto",
-       .choices = {"none", "mtp", "copy", "dflash", "auto"},
+       .choices = {"none", "mtp", "copy", "dflash", "dspark", "auto"},
        .help = "Who guesses the next tokens. `mtp`: the checkpoint's own MTP layer. `copy`: repeats what followed the "
                "same words "
-               "earlier in the text. `dflash`: the block drafter in `draft.model`. `auto`: whichever pays. Replies do "
-               "not depend on it.",
+               "earlier in the text. `dflash`: the block drafter in `draft.model`. `dspark`: the block drafter that "
+               "DeepSeek's checkpoints bring along. `auto`: whichever pays. Replies do not depend on it.",
        .example = "mtp",
        .cluster_wide = true},
       {.key = "draft.model",

@@ -136,13 +136,15 @@ struct Profile {
   } schedule;
 
   struct Draft {
-    std::string kind;   // "none", "mtp", "copy", "dflash" or "auto"
+    std::string kind;   // "none", "mtp", "copy", "dflash", "dspark" or "auto"
     std::string model;  // folder of a block drafter; "": none
     int max_width = 0;  // rows of a verify window, the first one included
     int min_match = 0;  // tokens
 
     /// The block drafter's folder, or "" where nothing would use it.
     std::string model_in_use() const { return kind == "dflash" || kind == "auto" ? model : ""; }
+    /// The block drafter that the model brings along is used, if there is one.
+    bool uses_own() const { return kind == "dspark" || (kind == "auto" && model.empty()); }
   } draft;
 
   // What a request gets for the fields it leaves out.

@@ -282,7 +282,7 @@ Rules scheduling_rules() {
        }},
       {{"draft.model", "draft.kind"},
        kWarning,
-       "`draft.model` with `kind: none`, `mtp` or `copy`: it does nothing.",
+       "`draft.model` with `kind: none`, `mtp`, `copy` or `dspark`: it does nothing.",
        [](const Context& c) -> std::string {
          const Profile::Draft& draft = c.profile.draft;
          if (draft.model.empty() || !draft.model_in_use().empty()) return "";
@@ -290,10 +290,10 @@ Rules scheduling_rules() {
        }},
       {{"draft.min_match", "draft.kind"},
        kWarning,
-       "`draft.min_match` with `kind: none`, `mtp` or `dflash`: it does nothing.",
+       "`draft.min_match` with `kind: none`, `mtp`, `dflash` or `dspark`: it does nothing.",
        [](const Context& c) -> std::string {
          const std::string& kind = c.profile.draft.kind;
-         if (!c.is_set("draft.min_match") || (kind != "none" && kind != "mtp" && kind != "dflash")) return "";
+         if (!c.is_set("draft.min_match") || kind == "copy" || kind == "auto") return "";
          return fmt::format("has no effect with draft.kind: {}", kind);
        }},
       {{"model.kv_dtype", "compute.backend"},

@@ -22,8 +22,7 @@ bool mtp_in_use(const EngineModel& model, DraftKind kind) {
 
 // Most drafts of a block; 0: no block drafter is in use.
 uint32_t block_drafts(const EngineModel& model, DraftKind kind) {
-  const bool used = kind == DraftKind::kDflash || kind == DraftKind::kAuto;
-  return used && model.block_size > 1 ? model.block_size - 1 : 0;
+  return kind == DraftKind::kBlock || kind == DraftKind::kAuto ? model.block_drafts : 0;
 }
 
 // What the client said, whatever turn the sequence was given since.

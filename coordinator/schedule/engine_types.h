@@ -39,8 +39,8 @@ struct EngineModel {
   uint32_t context = 0;  // tokens
   uint32_t vocabulary = 0;
   bool has_mtp = false;
-  uint32_t block_size = 0;  // rows of a block of the block drafter that the ranks have loaded; 0: none
-  bool has_states = true;   // recurrent states, which no page holds: prefixes want snapshots
+  uint32_t block_drafts = 0;  // most drafts of a block, of the block drafter that the ranks have loaded; 0: none
+  bool has_states = true;     // recurrent states, which no page holds: prefixes want snapshots
   std::vector<uint32_t> end_ids;
   const Tokenizer* tokenizer = nullptr;  // outlives the engine; null: events carry no text
 };

@@ -108,7 +108,7 @@ void Sequence::plan_window(const WidthChoice& choice, bool use_mtp, SequencePlan
   window_match_ = proposal_.match;
   if (choice.kind == DraftKind::kMtp) {
     plan->mtp_steps = choice.drafts;
-  } else if (choice.kind == DraftKind::kDflash) {
+  } else if (choice.kind == DraftKind::kBlock) {
     plan->block_drafts = choice.drafts;
   } else if (choice.kind == DraftKind::kCopy) {
     const size_t count = std::min<size_t>(choice.drafts, proposal_.ids.size());

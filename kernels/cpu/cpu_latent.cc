@@ -9,6 +9,7 @@
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/numerics/check.h"
 #include "kernels/numerics/math64.h"
+#include "kernels/ops/block_ops.h"
 #include "kernels/ops/latent_ops.h"
 
 namespace tensorfold {
@@ -314,12 +315,25 @@ void CpuOps::select_rows(const RowCache& row_cache, const SelectArgs& args) {
 
 namespace {
 
-// The cached rows that the pass' row `r` at `position` attends to.
+// A block's own rows have no place in the cache: only what is before them must be in the page table.
+void check_block(const RowGroup& g, int64_t rows, int64_t pages) {
+  kernel_check(g.first_row >= 0 && g.rows >= 0 && g.rows <= kMostBlockRows && g.first_row + g.rows <= rows,
+               "latent_attention: block outside the pass");
+  check_group({0, g.first_position, 0, 0, 0, g.pages}, g.first_position, pages);
+}
+
+// The rows that the pass' row `r` at `position` attends to.
 void list_rows(const CpuRowCache& cache, const LatentAttentionArgs& args, const RowGroup& g, int64_t r,
                int64_t position, std::vector<const float*>* list) {
   list->clear();
   const int64_t windows = (position + 1) / args.tokens;
   const auto token = [&](int64_t p) { list->push_back(cache.row(args.layer, g.pages, p)); };
+  if (args.block.data != nullptr) {
+    const int64_t first = args.window > 0 ? std::max<int64_t>(0, g.first_position - args.window) : 0;
+    for (int64_t p = first; p < g.first_position; ++p) token(p);
+    for (int64_t i = 0; i < g.rows; ++i) list->push_back(args.block.data + (g.first_row + i) * args.block.stride);
+    return;
+  }
   const auto each_selected = [&](const auto& body) {
     const float* selected = args.selected.data + r * args.selected.stride;
     for (int64_t i = 0; i < args.selected.cols && selected[i] >= 0.0f; ++i) body(static_cast<int64_t>(selected[i]));
@@ -398,13 +412,21 @@ void CpuOps::latent_attention(const RowCache& row_cache, const LatentAttentionAr
                    (args.sinks == nullptr || args.sinks->size() == args.heads) &&
                    (args.selected.data == nullptr || args.selected.rows == args.q.rows),
                "latent_attention: shapes differ");
+  const bool drafted = args.block.data != nullptr;
+  kernel_check(!drafted || (args.block.rows == args.q.rows && args.block.cols == width &&
+                            args.block.data != args.out.data && args.pooled < 0 && args.selected.data == nullptr),
+               "latent_attention: a block has its own rows and those before it, nothing pooled or selected");
   struct Row {
     const RowGroup* group;
     int64_t row, position;
   };
   std::vector<Row> rows;
   for (const RowGroup& g : args.rows.groups) {
-    check_group(g, args.q.rows, cache.pages());
+    if (drafted) {
+      check_block(g, args.q.rows, cache.pages());
+    } else {
+      check_group(g, args.q.rows, cache.pages());
+    }
     for (int64_t i = 0; i < g.rows; ++i) rows.push_back({&g, g.first_row + i, g.first_position + i});
   }
   const int64_t blocks = (args.heads + kLatentHeads - 1) / kLatentHeads;

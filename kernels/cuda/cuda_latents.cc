@@ -2,6 +2,7 @@
 #include "kernels/cuda/cuda_ops_impl.h"
 #include "kernels/cuda/latents.h"
 #include "kernels/cuda/select_windows.h"
+#include "kernels/ops/block_ops.h"
 #include "kernels/ops/latent_ops.h"
 
 namespace tensorfold {
@@ -98,6 +99,13 @@ void CudaOps::latent_attention(const RowCache& cache, const LatentAttentionArgs&
   const DeviceRows& rows = device_rows(in.rows);
   kernel_check(in.heads >= 1 && (in.sinks == nullptr || in.sinks->size() == in.heads),
                "latent_attention: shapes differ");
+  if (in.block.data != nullptr) {
+    kernel_check(in.block.data != in.out.data && in.pooled < 0 && in.selected.data == nullptr,
+                 "latent_attention: a block has its own rows and those before it, nothing pooled or selected");
+    for (const RowGroup& group : in.rows.groups) {
+      kernel_check(group.rows <= kMostBlockRows, "latent_attention: a block of too many rows");
+    }
+  }
   CudaLatentAttentionArgs args;
   args.q = matrix_of(in.q);
   args.out = output_of(in.out);
@@ -109,6 +117,7 @@ void CudaOps::latent_attention(const RowCache& cache, const LatentAttentionArgs&
   if (in.pooled >= 0) args.pooled = cuda_rows(cache).layer(in.pooled);
   args.tokens = in.tokens;
   args.selected = optional_matrix(in.selected);
+  args.block = optional_matrix(in.block);
   args.workspace = static_cast<float*>(take_workspace(4 * cuda_latent_attention_workspace(rows, args)));
   cuda_latent_attention(stream_, rows, args);
 }

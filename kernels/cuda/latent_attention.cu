@@ -9,6 +9,8 @@
 //           Sum = fma(Sum, k, exp2((sink - next) * log2 e))
 // How many heads a block has, and which splits a launch, is in none of this.
 //
+// Rows of blocks of drafts (block_ops.h) come from the cache and then from a tensor; a list of them is as any other.
+//
 // A block has the splits' rows of one row of the pass, and 16 or 32 heads: eight warps, each with eight keys for scores
 // and an eighth of the values for the weighted sum. Rows come from the pages as fp32 and are rounded on the way.
 #include <algorithm>
@@ -17,6 +19,7 @@
 #include "kernels/cuda/latent_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/numerics/check.h"
+#include "kernels/ops/block_ops.h"
 
 namespace tensorfold {
 namespace {
@@ -38,7 +41,7 @@ struct Params {
   DeviceMatrix q;
   DeviceOutput out;
   DeviceRowLayer latents, pooled;
-  DeviceMatrix selected;
+  DeviceMatrix selected, block;
   const float* sinks;
   float* part_o;             // [splits of the launch, rows of the launch, heads, width]
   SoftmaxState* part_state;  // [splits of the launch, rows of the launch, heads]
@@ -52,19 +55,23 @@ struct Params {
   bool last_splits;
 };
 
-// A row's list: `chosen` entries of selected windows, then `rest` positions from `from` on.
+// A row's list: `chosen` entries of selected windows, then `rest` positions from `from` on, then `own` rows of its
+// block from `first_own` on.
 struct List {
   const float* selected;  // or null: the first ones
   const int32_t* pages;
   int64_t chosen = 0;
   int64_t rest = 0;
   int64_t from = 0;
+  int64_t own = 0;
+  int64_t first_own = 0;
 
-  __device__ __forceinline__ int64_t size() const { return chosen + rest; }
+  __device__ __forceinline__ int64_t size() const { return chosen + rest + own; }
   __device__ __forceinline__ int64_t number(int64_t i) const {
     return selected != nullptr ? static_cast<int64_t>(selected[i]) : i;
   }
   __device__ __forceinline__ const float* entry(const Params& p, int64_t n) const {
+    if (n >= chosen + rest) return p.block.data + (first_own + n - chosen - rest) * p.block.stride;
     if (n >= chosen) return latent_row(p.latents, pages, from + n - chosen);
     if (p.window > 0) return latent_row(p.pooled, pages, (number(n) + 1) * p.tokens - 1);
     return latent_row(p.latents, pages, number(n / p.tokens) * p.tokens + n % p.tokens);
@@ -74,7 +81,16 @@ struct List {
 // All threads of a block call it.
 __device__ __forceinline__ List list_of(const Params& p, int64_t row, int group) {
   List list;
-  list.pages = p.rows.pages + p.rows.groups[group].first_page;
+  const DeviceGroup& of = p.rows.groups[group];
+  list.pages = p.rows.pages + of.first_page;
+  if (p.block.data != nullptr) {
+    list.selected = nullptr;
+    list.from = p.window > 0 ? max(int64_t{0}, of.first_position - p.window) : 0;
+    list.rest = of.first_position - list.from;
+    list.own = of.rows;
+    list.first_own = of.first_row;
+    return list;
+  }
   const int64_t keys = p.rows.positions[row] + 1, windows = keys / p.tokens;
   list.selected = p.selected.data == nullptr ? nullptr : p.selected.data + row * p.selected.stride;
   int64_t chosen = 0;
@@ -399,7 +415,9 @@ Cut cut_of(const DeviceRows& rows, const CudaLatentAttentionArgs& args) {
   const int64_t windows =
       chooses ? std::min(args.selected.cols, rows.max_keys / args.tokens) : rows.max_keys / args.tokens;
   int64_t keys = 0;
-  if (args.window > 0) {
+  if (args.block.data != nullptr) {
+    keys = (args.window > 0 ? std::min(args.window, rows.max_keys) : rows.max_keys) + kMostBlockRows;
+  } else if (args.window > 0) {
     keys = std::min(args.window, rows.max_keys) + (args.pooled.data != nullptr ? windows : 0);
   } else {
     keys = chooses ? windows * args.tokens + args.tokens - 1 : rows.max_keys;
@@ -451,9 +469,14 @@ void cuda_latent_attention(cudaStream_t stream, const DeviceRows& rows, const Cu
                    (args.pooled.data == nullptr || (args.window > 0 && args.pooled.width == width)) &&
                    (args.selected.data == nullptr || args.selected.rows == rows.rows),
                "latent_attention: shapes differ");
+  kernel_check(args.block.data == nullptr || (args.block.rows == rows.rows && args.block.cols == width &&
+                                              args.pooled.data == nullptr && args.selected.data == nullptr),
+               "latent_attention: a block has its own rows and those before it, nothing pooled or selected");
   kernel_check(width <= kMostLatentWidth && width % 8 == 0 && args.q.stride % 4 == 0 &&
                    reinterpret_cast<uintptr_t>(args.q.data) % 16 == 0,
                "latent_attention: the CUDA kernels want rows of a multiple of 8 up to 512 values, aligned to 16 bytes");
+  kernel_check(args.block.stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.block.data) % 16 == 0,
+               "latent_attention: the CUDA kernels want rows of blocks aligned to 16 bytes");
   if (rows.rows <= 0) return;
   const Cut cut = cut_of(rows, args);
   Params p = {};
@@ -463,6 +486,7 @@ void cuda_latent_attention(cudaStream_t stream, const DeviceRows& rows, const Cu
   p.latents = args.latents;
   p.pooled = args.pooled;
   p.selected = args.selected;
+  p.block = args.block;
   p.sinks = args.sinks;
   p.window = args.window;
   p.scale = args.scale;

@@ -54,7 +54,8 @@ struct CudaSelectArgs {
 };
 void cuda_select_rows(cudaStream_t stream, const DeviceRows& rows, const CudaSelectArgs& args);
 
-/// LatentAttentionArgs (latent_attention.cu). Rows of up to 512 values, a multiple of 8.
+/// LatentAttentionArgs (latent_attention.cu). Rows of up to 512 values, a multiple of 8. With `block` every group has
+/// at most kMostBlockRows rows: the caller sees to that, also for the passes of a graph.
 struct CudaLatentAttentionArgs {
   DeviceMatrix q;    // [rows, heads * width]
   DeviceOutput out;  // the same shape
@@ -66,6 +67,7 @@ struct CudaLatentAttentionArgs {
   DeviceRowLayer pooled;  // or no data
   int64_t tokens = 1;
   DeviceMatrix selected;  // [rows, most], or no data
+  DeviceMatrix block;     // [rows, width], or no data
   float* workspace = nullptr;
 };
 inline constexpr int64_t kMostLatentWidth = 512;

@@ -90,7 +90,10 @@ struct PoolLatentsArgs {
 /// ascending in each part:
 ///   window = 0: the tokens of the selected windows, then those after the last whole window (all tokens if nothing is
 ///   selected); window > 0: the pooled rows of the selected windows (all whole ones if there is no selection; none if
-///   `pooled` is -1), then the last `window` tokens.
+///   `pooled` is -1), then the last `window` tokens;
+///   with `block`: the last `window` cached rows before its group's first_position (all of them if window is 0; there
+///   may be none), then all rows of its group in `block`. The same list for every row of a group: attention looks in
+///   both directions. `pooled` is -1 and nothing is selected.
 /// Visited in splits of 512 of the list, merged in ascending order.
 struct LatentAttentionArgs {
   Tensor q;    // [rows, heads * width of a row]
@@ -103,6 +106,9 @@ struct LatentAttentionArgs {
   int64_t pooled = -1;  // layer
   int64_t tokens = 1;   // of a selected window
   Tensor selected;      // [rows, most] of select_rows, or no data
+  /// [rows, width]: the pass' groups are blocks (block_ops.h), these their own rows, as they would be in the cache; or
+  /// no data. Another tensor than `out`; on CUDA aligned to 16 bytes, the stride a multiple of 4.
+  Tensor block;
   RowBatch rows;
 };
 

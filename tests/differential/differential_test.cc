@@ -32,6 +32,7 @@ std::string folder(const std::string& name) {
 TesterOptions options_for(const std::string& name) {
   TesterOptions options;
   options.model_dir = folder(name);
+  options.drafter = DrafterChoice("", DrafterChoice::Own::kIfThere);  // cells that draft blocks where the model can
   // 70 tokens: a chunk of 64 is neither "all" nor a divisor.
   options.prompt_tokens = 70;
   options.reply_tokens = 12;
@@ -118,7 +119,7 @@ void check_coverage(const TesterReport& report, const Axes& axes, bool has_mtp, 
     wanted.insert(fmt::format("schedule {}", schedule));
   }
   if (has_mtp) wanted.insert("mtp");
-  if (has_drafter) wanted.insert("dflash");
+  if (has_drafter) wanted.insert("block");
   wanted.insert(axes.transports.begin(), axes.transports.end());
   for (const int world : axes.worlds) wanted.insert(fmt::format("world {}", world));
   for (const int threads : axes.threads) wanted.insert(fmt::format("threads {}", threads));
@@ -159,7 +160,8 @@ TEST_P(Differential, EveryCellHasTheReferencesBits) {
                            report->sampled_hash);
   check_coverage(*report, options.axes,
                  name == "qwen3_5" || name == "qwen3_5_moe" || name == "sprout" || name == "nemotron_h" ||
-                     name == "qwen4_exp" || name == "glm5_next_mtp");
+                     name == "qwen4_exp" || name == "glm5_next_mtp",
+                 name == "deepseek_v4_released" || name == "deepseek_v41");
   check_golden(name, *report);
 }
 
@@ -167,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Differential,
                          ::testing::Values("llama", "llama3_rope", "qwen3", "qwen3_5", "mlx_4bit", "qwen3_moe",
                                            "qwen3_next", "qwen3_5_moe", "nemotron_h", "qwen4_exp", "glm5_next",
                                            "glm5_next_mtp", "deepseek_v4", "deepseek_v4_released", "deepseek_v41",
-                                           "sprout"),
+                                           "fp8_block", "nvfp4_modelopt", "sprout"),
                          [](const auto& param) { return std::string(param.param); });
 
 // Protects: rows that stand for 128 tokens, two pages, where drafts that are rejected have completed one, and where a
@@ -186,7 +188,7 @@ TEST(DifferentialLongWindows, PooledAcrossPages) {
   std::ostringstream table;
   print_report(*report, report->different > 0, table);
   EXPECT_EQ(report->different, 0u) << table.str();
-  check_coverage(*report, options.axes, false);
+  check_coverage(*report, options.axes, false, true);
 }
 
 // Protects: the same where activations that the model rounds are left as they are; and that the two are not one.
@@ -200,7 +202,7 @@ TEST(DifferentialPrecision, FullHasBitsOfItsOwnInEveryCell) {
   std::ostringstream table;
   print_report(*report, report->different > 0, table);
   EXPECT_EQ(report->different, 0u) << table.str();
-  check_coverage(*report, options.axes, false);
+  check_coverage(*report, options.axes, false, true);
   check_golden("deepseek_v41:full", *report);
   EXPECT_NE(read_golden().at("deepseek_v41:full").greedy, read_golden().at("deepseek_v41").greedy);
 }
@@ -208,7 +210,7 @@ TEST(DifferentialPrecision, FullHasBitsOfItsOwnInEveryCell) {
 // A target and a block drafter for it, for cells that draft with it beside the others.
 TesterOptions with_drafter(const std::string& target, const std::string& drafter) {
   TesterOptions options = options_for(target);
-  options.drafter_dir = folder(drafter);
+  options.drafter = folder(drafter);
   options.axes.variants = {available_isas().front(), "portable"};
   options.axes.worlds = {1, 3, 8};
   options.axes.widths = {2, 5, 8};
@@ -225,7 +227,7 @@ void expect_no_difference(const TesterOptions& options, bool has_mtp) {
   check_coverage(*report, options.axes, has_mtp, true);
   uint64_t drafted = 0;
   for (const CellOutcome& outcome : report->cells) {
-    if (outcome.cell.draft == CellDraft::kDflash) drafted += outcome.drafted;
+    if (outcome.cell.draft == CellDraft::kBlock) drafted += outcome.drafted;
   }
   EXPECT_GT(drafted, 0u);
 }
@@ -249,7 +251,7 @@ TEST(DifferentialDrafters, KeptBlocksLeaveNoMark) {
   uint64_t drafted = 0;
   uint64_t accepted = 0;
   for (const CellOutcome& outcome : report->cells) {
-    if (outcome.cell.draft != CellDraft::kDflash || outcome.cell.sampled) continue;
+    if (outcome.cell.draft != CellDraft::kBlock || outcome.cell.sampled) continue;
     drafted += outcome.drafted;
     accepted += outcome.accepted;
   }
@@ -273,7 +275,7 @@ TEST(DifferentialDrafters, BlocksLeaveNoMarkOnGpu) {
   expect_no_difference(on_gpu(with_drafter("qwen3", "dflash")), false);
   TesterOptions follower = on_gpu(with_drafter("follower", "follower_dflash"));
   follower.model_dir = wide_follower("follower");
-  follower.drafter_dir = wide_follower("follower_dflash");
+  follower.drafter = wide_follower("follower_dflash");
   follower.reply_tokens = 40;
   const absl::StatusOr<TesterReport> report = run_tester(follower);
   ASSERT_TRUE(report.ok()) << report.status();
@@ -281,7 +283,7 @@ TEST(DifferentialDrafters, BlocksLeaveNoMarkOnGpu) {
   uint64_t drafted = 0;
   uint64_t accepted = 0;
   for (const CellOutcome& outcome : report->cells) {
-    if (outcome.cell.draft != CellDraft::kDflash || outcome.cell.sampled) continue;
+    if (outcome.cell.draft != CellDraft::kBlock || outcome.cell.sampled) continue;
     drafted += outcome.drafted;
     accepted += outcome.accepted;
   }

@@ -16,7 +16,7 @@ std::span<const NamedCheck> all_checks() {
     for (const auto& part :
          {numerics_checks(), vector_math_checks(), matmul_checks(), small_float_checks(), rowwise_checks(),
           attention_checks(), delta_net_checks(), expert_checks(), state_checks(), mamba2_checks(), stream_checks(),
-          latent_checks(), shared_latent_checks(), block_checks(), golden_checks()}) {
+          latent_checks(), shared_latent_checks(), block_checks(), latent_block_checks(), golden_checks()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -97,6 +97,7 @@ std::vector<NamedCheck> stream_checks();
 std::vector<NamedCheck> latent_checks();
 std::vector<NamedCheck> shared_latent_checks();
 std::vector<NamedCheck> block_checks();
+std::vector<NamedCheck> latent_block_checks();
 std::vector<NamedCheck> golden_checks();
 
 /// Of products with FP8 and FP4 weights of every layout, for the golden checks (small_float_checks.cc).
@@ -118,6 +119,8 @@ uint64_t latents_hash(Ops& ops);
 uint64_t shared_latents_hash(Ops& ops);
 /// Of attention of blocks (block_checks.cc).
 uint64_t block_hash(Ops& ops);
+/// Of the same over latents (latent_block_checks.cc).
+uint64_t latent_blocks_hash(Ops& ops, int64_t window);
 
 /// A batch of row groups for ops that look at nothing else.
 inline RowBatch batch_of(std::span<const RowGroup> groups) {

@@ -27,6 +27,7 @@ constexpr Golden kGolden[] = {
     {"kimi_delta", 0xc1dabf0a9abc9b18},      {"hyper_streams", 0xa15abd5166b694b4},
     {"latents", 0x53f0780f7a37a15c},         {"shared_latents", 0xacdeb34fa106ddcc},
     {"block", 0x5ac0fbbc75d73b95},           {"small_floats", 0x00eb4a435d069f8e},
+    {"latent_blocks", 0xa8b1e2d338ef206c},   {"latent_block_window", 0xa86b2f8ac2740a27},
 };
 
 void compare(Checker& c, const std::string& variant, const std::string& name, uint64_t hash) {
@@ -175,6 +176,8 @@ void golden_ops(Checker& c) {
     compare(c, v.name, "streams", streams_hash(ops));
     compare(c, v.name, "chosen_keys", chosen_keys_hash(ops));
     compare(c, v.name, "block", block_hash(ops));
+    compare(c, v.name, "latent_blocks", latent_blocks_hash(ops, 0));
+    compare(c, v.name, "latent_block_window", latent_blocks_hash(ops, 50));
   }
 }
 

@@ -25,6 +25,7 @@ std::string kind_of_mixer(std::string_view path) {
 
 std::string kind_of(std::string_view path, Skip skip) {
   if (skip == Skip::kVision) return "vision";
+  if (skip == Skip::kDrafter) return "drafter";
   if (skip != Skip::kNo) return "skipped";
   if (path.starts_with("mtp.")) return "mtp";
   if (path.starts_with("embed_tokens.") || path.starts_with("embeddings.") || path.starts_with("embed.")) {
@@ -75,7 +76,7 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
   const auto bytes = static_cast<int64_t>(tensor.data.size());
   const std::string_view path = strip_prefixes(tensor.name);
   facts.bytes_by_kind[kind_of(path, skip)] += bytes;
-  if (skip != Skip::kNo) return;
+  if (skip != Skip::kNo && skip != Skip::kDrafter) return;
   facts.weight_bytes += bytes;
 
   const std::string module = module_of(tensor.name);
@@ -110,7 +111,11 @@ void count_tensor(const TensorSource& source, const TensorInfo& tensor, Skip ski
   facts.memory_by_kind[kind_of(path, skip)] += memory;
   facts.device_memory_by_kind[kind_of(path, skip)] += device_memory;
   facts.parameters += values;
-  if (path.starts_with("mtp.")) facts.mtp_parameters += values;
+  if (skip == Skip::kDrafter) {
+    facts.drafter_parameters += values;
+  } else if (path.starts_with("mtp.")) {
+    facts.mtp_parameters += values;
+  }
 }
 
 }  // namespace
@@ -135,6 +140,7 @@ absl::StatusOr<ModelFacts> inspect_tensors(const TensorSource& source) {
   facts.linear_attention_layers = config.count(LayerKind::kLinearAttention);
   facts.mamba2_layers = config.count(LayerKind::kMamba2);
   facts.has_mtp = layout->has_mtp();
+  facts.has_drafter = layout->has_drafter();
   facts.tied_head = layout->tied_head();
   facts.heads = config.heads;
   facts.kv_heads = config.kv_heads;

@@ -17,7 +17,8 @@ struct ModelFacts {
   std::string model_type;  // "qwen3_5_text"
   /// Numbers of the language model with its MTP layer, a tied head once; what is skipped does not count.
   int64_t parameters = 0;
-  int64_t mtp_parameters = 0;  // of them
+  int64_t mtp_parameters = 0;      // of them
+  int64_t drafter_parameters = 0;  // of them: the checkpoint's own block drafter
   /// Bytes in the files by use: embedding, head, attention, delta_net, mlp, experts, shared
   /// expert, router, norms, mtp, vision, skipped.
   std::map<std::string, int64_t> bytes_by_kind;
@@ -35,6 +36,7 @@ struct ModelFacts {
   int64_t linear_attention_layers = 0;
   int64_t mamba2_layers = 0;
   bool has_mtp = false;
+  bool has_drafter = false;  // DSpark's stages
   bool tied_head = false;
 
   /// What a split over ranks has to divide; how is the model's business.

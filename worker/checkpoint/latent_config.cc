@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "worker/checkpoint/deepseek_v41_config.h"
+#include "worker/checkpoint/dspark_config.h"
 #include "worker/checkpoint/safetensors.h"
 
 namespace tensorfold {
@@ -295,8 +296,9 @@ void parse_deepseek(FieldReader& fields, ModelConfig& config) {
   if (score != "sqrtsoftplus" && score != "sigmoid" && score != "softmax") {
     fields.refuse("scoring_func", "sqrtsoftplus, sigmoid, softmax");
   }
-  // The layer it counts is a block drafter (mtp.*) that is not computed: its tensors are skipped.
+  // The layers it counts are no MTP layers but a block drafter's; without its keys they are skipped.
   config.mtp_layers = 0;
+  parse_dspark(fields, config);
 }
 
 std::string rope_text(const RopeConfig& r) {

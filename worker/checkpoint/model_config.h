@@ -200,6 +200,18 @@ struct EngramConfig {
   int64_t heads() const { return (size - 1) * heads_per_size; }
 };
 
+/// The block drafter that a DeepSeek checkpoint brings along under `mtp.*` (DSpark): layers of the family that see a
+/// window of rows made of the model's own, and a whole block of drafted rows.
+struct DsparkConfig {
+  int64_t stages = 0;                  // layers of it; 0: none
+  int64_t block_size = 0;              // rows of a block, each of which guesses the token behind it
+  int32_t noise_token_id = 0;          // stands behind the anchor
+  std::vector<int64_t> target_layers;  // whose outputs are read, in this order
+  int64_t markov_rank = 0;
+  int64_t experts = 0;  // routed, of a stage
+  int64_t experts_per_token = 0;
+};
+
 /// A residual of several streams that hyper-connections mix.
 struct StreamsConfig {
   int64_t count = 0;  // 0: a plain residual
@@ -232,6 +244,7 @@ struct ModelConfig {
   StreamsConfig streams;
   SharedLatentsConfig shared_latents;
   EngramConfig engram;
+  DsparkConfig dspark;                           // drafts alone: no part of canonical_text
   Precision precision = Precision::kCheckpoint;  // the loader's choice, not the file's: no part of canonical_text
   double swiglu_limit = 0.0;                     // over 0: gates and ups of MLPs and experts are clamped
   bool attn_output_gate = false;                 // q_proj holds a gate beside each head's query

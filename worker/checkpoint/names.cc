@@ -62,7 +62,7 @@ std::string first_names(const TensorSource& source) {
 
 std::string Layout::full_name(std::string_view path) const {
   if (path == "lm_head" || path.starts_with("lm_head.")) return head_ + std::string(path.substr(7));
-  if (path.starts_with("mtp.")) return mtp_prefix_ + std::string(path);
+  if (path.starts_with("mtp.")) return mtp_prefix_ + (short_names_ ? shortened(path) : std::string(path));
   if (path == "embed_tokens" || path.starts_with("embed_tokens.")) {
     return main_prefix_ + embedding_ + std::string(path.substr(12));
   }
@@ -93,15 +93,24 @@ Skip Layout::skip(std::string_view full_name) const {
   const std::string_view path = strip_prefixes(full_name);
   if (starts_with_any(path, kVision)) return Skip::kVision;
   const bool mtp = path.starts_with("mtp.") || (!mtp_layer_.empty() && path.starts_with(mtp_layer_));
+  if (drafter_alone_) return mtp ? Skip::kNo : Skip::kDrafter;
+  if (mtp && has_drafter_) return Skip::kDrafter;
   if (mtp && !has_mtp_) return Skip::kMtp;
   if (path.starts_with(head_module_ + ".") && tied_head_) return Skip::kTiedHead;
   if (path.ends_with("rotary_emb.inv_freq")) return Skip::kRopeCache;
   return Skip::kNo;
 }
 
+Layout Layout::of_drafter() const {
+  Layout layout = *this;
+  layout.drafter_alone_ = true;
+  return layout;
+}
+
 absl::StatusOr<Layout> Layout::detect(const TensorSource& source) {
   Layout layout;
   if (absl::Status status = layout.find_prefixes(source); !status.ok()) return status;
+  if (absl::Status status = layout.find_drafter(source); !status.ok()) return status;
   if (absl::Status status = layout.find_head(source); !status.ok()) return status;
   if (absl::Status status = layout.decide_norms(source); !status.ok()) return status;
   layout.count_skipped(source);
@@ -173,6 +182,33 @@ absl::Status Layout::find_prefixes(const TensorSource& source) {
     }
     notes_.push_back("no MTP layer in the weights, though config.json counts one");
   }
+  return absl::OkStatus();
+}
+
+absl::Status Layout::find_drafter(const TensorSource& source) {
+  const DsparkConfig& config = source.config().dspark;
+  if (config.stages == 0) return absl::OkStatus();
+  const auto stages_under = [&](std::string_view prefix) {
+    int64_t stages = 0;
+    while (source.find(fmt::format("{}mtp.{}.attn.wq_a.weight", prefix, stages)) != nullptr) ++stages;
+    return stages;
+  };
+  const auto prefix = std::find_if(kMtpPrefixes.begin(), kMtpPrefixes.end(),
+                                   [&](std::string_view candidate) { return stages_under(candidate) > 0; });
+  if (prefix == kMtpPrefixes.end()) {
+    notes_.push_back("no draft stages (mtp.*) in the weights, though config.json has dspark_block_size");
+    return absl::OkStatus();
+  }
+  mtp_prefix_ = *prefix;
+  if (const int64_t found = stages_under(*prefix); found != config.stages) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} draft stages in the weights ({}mtp.0 to mtp.{}), by config.json there are {}: set {}",
+                    source.dir(), found, mtp_prefix_, found - 1, config.stages,
+                    source.config().family == Family::kDeepseekV41 ? "num_nextn_predict_layers" : "n_mtp_layers"));
+  }
+  has_drafter_ = true;
+  notes_.push_back(fmt::format("block drafter of {} stages under '{}mtp.', read where draft.kind is dspark or auto",
+                               config.stages, mtp_prefix_));
   return absl::OkStatus();
 }
 
@@ -272,7 +308,7 @@ void Layout::count_skipped(const TensorSource& source) {
     if (why == Skip::kVision) {
       ++vision_tensors_;
       vision_bytes_ += static_cast<int64_t>(source.find(name)->data.size());
-    } else if (why != Skip::kNo) {
+    } else if (why != Skip::kNo && why != Skip::kDrafter) {
       ++others;
     }
   }

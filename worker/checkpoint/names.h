@@ -21,6 +21,7 @@ enum class Skip : uint8_t {
   kVision,     // image and video towers
   kTiedHead,   // a stored copy of the embedding under lm_head, though the config ties them
   kMtp,        // an MTP layer that the config says is not there
+  kDrafter,    // stages of the checkpoint's own block drafter, which is read apart
   kRopeCache,  // rotary_emb.inv_freq, which old conversions stored
 };
 
@@ -37,6 +38,8 @@ class Layout {
   static absl::StatusOr<Layout> detect(const TensorSource& source);
   /// Every path is a name as it is: a drafter's files, which have neither embedding nor head.
   static Layout bare() { return {}; }
+  /// The same files, of which only the stages of their own block drafter are read ("mtp.0.attn.wq_a"); has_drafter().
+  Layout of_drafter() const;
 
   /// Full name of a tensor or module from its path without prefixes.
   std::string full_name(std::string_view path) const;
@@ -44,6 +47,8 @@ class Layout {
 
   /// The checkpoint holds an MTP layer and the config counts it.
   bool has_mtp() const { return has_mtp_; }
+  /// The checkpoint holds the stages of a block drafter and the config tells of them.
+  bool has_drafter() const { return has_drafter_; }
   /// lm_head is the embedding.
   bool tied_head() const { return tied_head_; }
   const NormConvention& main_norms() const { return main_norms_; }
@@ -60,6 +65,7 @@ class Layout {
  private:
   Layout() = default;
   absl::Status find_prefixes(const TensorSource& source);
+  absl::Status find_drafter(const TensorSource& source);
   absl::Status find_head(const TensorSource& source);
   absl::Status decide_norms(const TensorSource& source);
   absl::Status decide_mtp_norms(const TensorSource& source);
@@ -75,6 +81,8 @@ class Layout {
   std::string mtp_prefix_;                   // before "mtp."
   std::string mtp_layer_;  // "layers.45.": where a family keeps its MTP layer behind the others; else empty
   bool has_mtp_ = false;
+  bool has_drafter_ = false;
+  bool drafter_alone_ = false;  // of_drafter()
   bool tied_head_ = false;
   bool mlx_layout_ = false;  // convolutions [C, K, 1]
   NormConvention main_norms_;

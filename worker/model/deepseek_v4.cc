@@ -298,7 +298,7 @@ class DeepseekV4 : public Model {
   bool serves_drafters() const override { return true; }
   void embed(PassContext& pass, Tensor out) override { vocabulary_->embed(pass, out); }
   absl::Status mtp(PassContext&, Tensor, bool, Tensor*) override {
-    return absl::UnimplementedError("deepseek_v4's block drafter is not computed");
+    return absl::UnimplementedError("deepseek_v4 has no MTP layer: its own drafter drafts blocks");
   }
 
  private:

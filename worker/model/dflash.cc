@@ -13,12 +13,12 @@
 namespace tensorfold {
 
 /// The convolutions around one sublayer: before it (side 0) and after it (side 1).
-struct BlockDrafter::Conv {
+struct DflashDrafter::Conv {
   std::unique_ptr<Vector> base[2];  // [taps * hidden]
   std::unique_ptr<Weight> dynamic;  // [2 * taps * hidden / group, hidden]
 };
 
-struct BlockDrafter::Layer {
+struct DflashDrafter::Layer {
   std::unique_ptr<Vector> input_norm;
   std::unique_ptr<Weight> q;   // [local heads * head_dim, hidden]
   std::unique_ptr<Weight> kv;  // k heads | v heads
@@ -108,31 +108,36 @@ absl::StatusOr<DrafterShape> drafter_shape(const DflashConfig& config, ShardSpec
   return shape;
 }
 
-BlockDrafter::BlockDrafter(DflashConfig config, DrafterShape shape)
-    : config_(std::move(config)), shape_(std::move(shape)), eps_(static_cast<float>(config_.model.rms_norm_eps)) {}
-
-BlockDrafter::~BlockDrafter() = default;
-
-absl::Status BlockDrafter::check_backend(const Ops& ops) {
-  if (ops.supports_block_drafts()) return absl::OkStatus();
-  return absl::UnimplementedError(
-      fmt::format("a block drafter (draft.model) drafts blocks of rows at once, which backend {} does not compute: "
-                  "run it with backend cpu, or without draft.model",
-                  ops.fingerprint_name()));
+DrafterFacts drafter_facts(const DflashConfig& config) {
+  return {.kind = "dflash",
+          .source = "the block drafter (draft.model)",
+          .layers = config.model.layer_count(),
+          .block_size = config.block_size,
+          .first_draft = 1,
+          .filler_token = config.mask_token_id,
+          .target_layers = config.target_layers};
 }
 
-absl::StatusOr<std::unique_ptr<BlockDrafter>> BlockDrafter::load(const DflashConfig& config, WeightReader& reader,
-                                                                 Ops& ops, ShardSpec shard) {
+DflashDrafter::DflashDrafter(DflashConfig config, DrafterShape shape)
+    : config_(std::move(config)),
+      facts_(drafter_facts(config_)),
+      shape_(std::move(shape)),
+      eps_(static_cast<float>(config_.model.rms_norm_eps)) {}
+
+DflashDrafter::~DflashDrafter() = default;
+
+absl::StatusOr<std::unique_ptr<BlockDrafter>> DflashDrafter::load(const DflashConfig& config, WeightReader& reader,
+                                                                  Ops& ops, ShardSpec shard) {
   if (absl::Status status = check_backend(ops); !status.ok()) return status;
   absl::StatusOr<DrafterShape> shape = drafter_shape(config, shard);
   if (!shape.ok()) return shape.status();
-  std::unique_ptr<BlockDrafter> drafter(new BlockDrafter(config, *std::move(shape)));
+  std::unique_ptr<DflashDrafter> drafter(new DflashDrafter(config, *std::move(shape)));
   LoadContext load = {drafter->config_.model, reader, ops, shard};
   if (absl::Status status = drafter->load_parts(load); !status.ok()) return status;
-  return drafter;
+  return absl::StatusOr<std::unique_ptr<BlockDrafter>>(std::move(drafter));
 }
 
-absl::Status BlockDrafter::load_parts(LoadContext& load) {
+absl::Status DflashDrafter::load_parts(LoadContext& load) {
   const ModelConfig& model = config_.model;
   const AttentionSpec spec = attention_spec(config_);
   const Cut heads = make_cut(spec.slices, load.shard);
@@ -170,7 +175,7 @@ absl::Status BlockDrafter::load_parts(LoadContext& load) {
   return take(packed_bare(load, selector + "successor_codebook", model.vocab_size, rank), &selector_successor_);
 }
 
-absl::StatusOr<std::unique_ptr<BlockDrafter::Layer>> BlockDrafter::load_layer(LoadContext& load, int64_t index) {
+absl::StatusOr<std::unique_ptr<DflashDrafter::Layer>> DflashDrafter::load_layer(LoadContext& load, int64_t index) {
   auto layer = std::make_unique<Layer>();
   const ModelConfig& model = config_.model;
   const int64_t hidden = model.hidden_size, dim = model.head_dim;
@@ -215,8 +220,8 @@ absl::StatusOr<std::unique_ptr<BlockDrafter::Layer>> BlockDrafter::load_layer(Lo
   return layer;
 }
 
-absl::StatusOr<std::unique_ptr<BlockDrafter::Conv>> BlockDrafter::load_conv(LoadContext& load,
-                                                                            const std::string& prefix) {
+absl::StatusOr<std::unique_ptr<DflashDrafter::Conv>> DflashDrafter::load_conv(LoadContext& load,
+                                                                              const std::string& prefix) {
   auto conv = std::make_unique<Conv>();
   const int64_t hidden = config_.model.hidden_size, taps = config_.conv_taps;
   const absl::StatusOr<std::vector<float>> base = load.reader.cube(prefix + ".base_kernel", 2, taps, hidden);
@@ -233,15 +238,15 @@ absl::StatusOr<std::unique_ptr<BlockDrafter::Conv>> BlockDrafter::load_conv(Load
 }
 
 // k and v of a layer, k normed and roped, side by side in `kv`.
-void BlockDrafter::project_keys(PassContext& pass, const Layer& layer, const RopeTable& rope, Tensor x,
-                                Tensor kv) const {
+void DflashDrafter::project_keys(PassContext& pass, const Layer& layer, const RopeTable& rope, Tensor x,
+                                 Tensor kv) const {
   pass.ops->matmul(*layer.kv, x, kv);
   const Tensor k = kv.columns(0, kv.cols / 2);
   pass.ops->rms_norm(k, shape_.kv_heads, *layer.k_norm, eps_, k);
   pass.ops->rope(k, shape_.kv_heads, shape_.head_dim, rope);
 }
 
-absl::Status BlockDrafter::add_context(PassContext& pass, Tensor taps) const {
+absl::Status DflashDrafter::add_context(PassContext& pass, Tensor taps) const {
   Ops& ops = *pass.ops;
   const ScratchScope scope(ops);
   const Tensor context = ops.scratch(taps.rows, config_.model.hidden_size);
@@ -262,7 +267,8 @@ absl::Status BlockDrafter::add_context(PassContext& pass, Tensor taps) const {
   return absl::OkStatus();
 }
 
-absl::Status BlockDrafter::attend(PassContext& pass, int64_t index, const RopeTable& rope, Tensor x, Tensor out) const {
+absl::Status DflashDrafter::attend(PassContext& pass, int64_t index, const RopeTable& rope, Tensor x,
+                                   Tensor out) const {
   Ops& ops = *pass.ops;
   const Layer& layer = *layers_[static_cast<size_t>(index)];
   const Tensor q = ops.scratch(x.rows, layer.q->out_features());
@@ -288,8 +294,8 @@ absl::Status BlockDrafter::attend(PassContext& pass, int64_t index, const RopeTa
 }
 
 template <typename Sublayer>
-absl::Status BlockDrafter::run_sublayer(PassContext& pass, const Conv* conv, Tensor normed, Tensor residual,
-                                        const Sublayer& sublayer) const {
+absl::Status DflashDrafter::run_sublayer(PassContext& pass, const Conv* conv, Tensor normed, Tensor residual,
+                                         const Sublayer& sublayer) const {
   if (conv == nullptr) return sublayer(normed, residual);
   Ops& ops = *pass.ops;
   const int64_t width = normed.cols, side = config_.conv_taps * width / config_.conv_group;
@@ -316,7 +322,7 @@ absl::Status BlockDrafter::run_sublayer(PassContext& pass, const Conv* conv, Ten
   return absl::OkStatus();
 }
 
-absl::Status BlockDrafter::block(PassContext& pass, Model& target, Tensor* hidden) const {
+absl::Status DflashDrafter::block(PassContext& pass, Model& target, Tensor* hidden) const {
   Ops& ops = *pass.ops;
   const int64_t rows = pass.rows.rows(), width = config_.model.hidden_size;
   *hidden = ops.scratch(rows, width);
@@ -368,8 +374,30 @@ double capped(double logit, double multiplier, double cap) {
 
 }  // namespace
 
-std::vector<int32_t> BlockDrafter::choose(Ops& ops, Tensor hidden, std::span<const std::vector<Candidate>> candidates,
-                                          int32_t anchor) const {
+absl::StatusOr<std::vector<std::vector<int32_t>>> DflashDrafter::choose(const BlockRows& rows) const {
+  const Tensor logits = rows.ops->scratch(rows.hidden.rows, rows.local_vocab);
+  rows.head(rows.hidden, logits);
+  const absl::StatusOr<std::vector<std::vector<Candidate>>> best =
+      rows.best(logits, config_.second ? config_.selector_candidates : 1);
+  if (!best.ok()) return best.status();
+  std::vector<std::vector<int32_t>> drafts;
+  int64_t first = 0;
+  for (size_t block = 0; block < rows.drafts.size(); ++block) {
+    const int64_t count = rows.drafts[block];
+    const auto candidates = std::span(*best).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+    std::vector<int32_t>& chosen = drafts.emplace_back();
+    if (config_.second) {
+      chosen = select(*rows.ops, rows.hidden.row_range(first, count), candidates, rows.anchors[block]);
+    } else {
+      for (const std::vector<Candidate>& row : candidates) chosen.push_back(row[0].id);
+    }
+    first += count;
+  }
+  return drafts;
+}
+
+std::vector<int32_t> DflashDrafter::select(Ops& ops, Tensor hidden, std::span<const std::vector<Candidate>> candidates,
+                                           int32_t anchor) const {
   const ScratchScope scope(ops);
   const size_t rank = static_cast<size_t>(config_.selector_rank);
   const Tensor projected = ops.scratch(hidden.rows, config_.selector_rank);
@@ -408,7 +436,7 @@ std::vector<int32_t> BlockDrafter::choose(Ops& ops, Tensor hidden, std::span<con
   return drafts;
 }
 
-WeightCost BlockDrafter::cost() const {
+WeightCost DflashDrafter::cost() const {
   WeightCost cost = fc_.cost();
   for (const std::unique_ptr<Layer>& layer : layers_) {
     cost += cost_of(*layer->q);
@@ -425,7 +453,7 @@ WeightCost BlockDrafter::cost() const {
   return cost;
 }
 
-int64_t BlockDrafter::context_bytes() const {
+int64_t DflashDrafter::context_bytes() const {
   WeightCost cost = fc_.cost();
   for (const std::unique_ptr<Layer>& layer : layers_) cost += cost_of(*layer->kv);
   return cost.bytes;

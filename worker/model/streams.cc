@@ -81,10 +81,10 @@ void HyperConnection::expand(PassContext& pass, int layer, const char* op, const
   pass.record(layer, op, streams.all);
 }
 
-absl::StatusOr<std::unique_ptr<HyperHead>> HyperHead::load(LoadContext& load) {
+absl::StatusOr<std::unique_ptr<HyperHead>> HyperHead::load(LoadContext& load, const std::string& prefix) {
   const StreamsConfig& config = load.config.streams;
   const int64_t n = config.count, width = n * load.config.hidden_size;
-  const std::string name = load.reader.has("hc_head_fn") ? "hc_head_" : "hc_head.hc_";
+  const std::string name = prefix + (load.reader.has(prefix + "hc_head.hc_fn") ? "hc_head.hc_" : "hc_head_");
   auto head = std::make_unique<HyperHead>();
   absl::StatusOr<MatrixSource> mix = load.reader.bare_matrix(name + "fn", n, width);
   if (!mix.ok()) return mix.status();

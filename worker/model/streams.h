@@ -48,8 +48,8 @@ class HyperConnection {
 /// The end of the streams: their sum by weights of the row's own.
 class HyperHead {
  public:
-  /// Tensors hc_head_fn [n, n * hidden], hc_head_base, hc_head_scale, or hc_head.hc_fn and so on.
-  static absl::StatusOr<std::unique_ptr<HyperHead>> load(LoadContext& load);
+  /// Tensors `prefix`hc_head_fn [n, n * hidden], hc_head_base, hc_head_scale, or hc_head.hc_fn and so on.
+  static absl::StatusOr<std::unique_ptr<HyperHead>> load(LoadContext& load, const std::string& prefix = "");
   /// Streams -> input.
   void collapse(PassContext& pass, const Streams& streams) const;
   WeightCost cost() const { return cost_of(*mix_); }

@@ -9,8 +9,7 @@ namespace tensorfold {
 absl::Status PassRunner::run_block(const RowBatch& rows, Tensor* hidden) {
   absl::Status status;
   *hidden = ops_.run(RunKind::kBlock, rows, {}, true, [&](const RowBatch& batch, Tensor) {
-    PassContext pass = context();
-    pass.kv = draft_kv_.get();
+    PassContext pass = draft_context();
     pass.rows = batch;
     Tensor result;
     status = drafter_->block(pass, model_, &result);
@@ -22,8 +21,7 @@ absl::Status PassRunner::run_block(const RowBatch& rows, Tensor* hidden) {
 absl::Status PassRunner::run_block_context(const RowBatch& rows, Tensor taps) {
   absl::Status status;
   ops_.run(RunKind::kBlockContext, rows, taps, true, [&](const RowBatch& batch, Tensor input) {
-    PassContext pass = context();
-    pass.kv = draft_kv_.get();
+    PassContext pass = draft_context();
     pass.rows = batch;
     status = drafter_->add_context(pass, input);
     return input;
@@ -31,7 +29,14 @@ absl::Status PassRunner::run_block_context(const RowBatch& rows, Tensor taps) {
   return status;
 }
 
-// A block is [last token, mask …] at the positions of the window's rows. All ranks choose the same tokens, since all
+PassContext PassRunner::draft_context() {
+  PassContext pass = context();
+  pass.kv = draft_kv_.get();
+  pass.row_cache = draft_rows_.get();
+  return pass;
+}
+
+// A block is [last token, filler …] at the positions of the window's rows. All ranks choose the same tokens, since all
 // see all ranks' best candidates.
 absl::Status PassRunner::draft_blocks(std::vector<Work>& work) {
   std::vector<Work*> drafting;
@@ -40,7 +45,8 @@ absl::Status PassRunner::draft_blocks(std::vector<Work>& work) {
   }
   if (drafting.empty()) return absl::OkStatus();
   const ScratchScope scope(ops_);
-  const int64_t size = drafter_->config().block_size;
+  const DrafterFacts& facts = drafter_->facts();
+  const int64_t size = facts.block_size;
   std::vector<int32_t> tokens;
   std::vector<int64_t> positions;
   std::vector<RowGroup> groups;
@@ -53,7 +59,7 @@ absl::Status PassRunner::draft_blocks(std::vector<Work>& work) {
                       .certain = size,
                       .pages = item->slot->pages});
     for (int64_t i = 0; i < size; ++i) {
-      tokens.push_back(i == 0 ? item->tokens.back() : drafter_->config().mask_token_id);
+      tokens.push_back(i == 0 ? item->tokens.back() : facts.filler_token);
       positions.push_back(anchor + i);
     }
   }
@@ -62,41 +68,38 @@ absl::Status PassRunner::draft_blocks(std::vector<Work>& work) {
   if (absl::Status status = run_block(batch, &hidden); !status.ok()) return status;
   if (keep_block_logits_) record_block(drafting, hidden);
 
-  std::vector<int32_t> wanted;  // the rows behind the anchors, as many as are drafted
+  std::vector<int32_t> wanted, anchors;  // the rows that guess, as many as are asked for
+  std::vector<int64_t> counts;
   for (size_t i = 0; i < drafting.size(); ++i) {
-    for (uint32_t row = 1; row <= drafting[i]->plan->block_drafts; ++row) {
-      wanted.push_back(static_cast<int32_t>(groups[i].first_row + row));
+    counts.push_back(drafting[i]->plan->block_drafts);
+    anchors.push_back(drafting[i]->tokens.back());
+    for (int64_t draft = 0; draft < counts.back(); ++draft) {
+      wanted.push_back(static_cast<int32_t>(groups[i].first_row + facts.first_draft + draft));
     }
   }
-  const Tensor rows = ops_.scratch(static_cast<int64_t>(wanted.size()), hidden.cols);
-  ops_.gather_rows(hidden, wanted, rows);
-  const absl::StatusOr<std::vector<std::vector<Candidate>>> best = best_candidates(rows, drafter_->candidates());
-  if (!best.ok()) return best.status();
-  size_t first = 0;
-  for (Work* item : drafting) {
-    const size_t count = item->plan->block_drafts;
-    const auto candidates = std::span(*best).subspan(first, count);
-    std::vector<int32_t> drafts;
-    if (drafter_->config().second) {
-      drafts = drafter_->choose(ops_, rows.row_range(static_cast<int64_t>(first), static_cast<int64_t>(count)),
-                                candidates, item->tokens.back());
-    } else {
-      for (const std::vector<Candidate>& row : candidates) drafts.push_back(row[0].id);
-    }
-    item->tokens.insert(item->tokens.end(), drafts.begin(), drafts.end());
-    first += count;
+  PassContext pass = context();
+  BlockRows rows;
+  rows.ops = &ops_;
+  rows.hidden = ops_.scratch(static_cast<int64_t>(wanted.size()), hidden.cols);
+  ops_.gather_rows(hidden, wanted, rows.hidden);
+  rows.drafts = counts;
+  rows.anchors = anchors;
+  rows.first_vocab_id = model_.shape().first_vocab_id;
+  rows.local_vocab = model_.shape().local_vocab;
+  rows.head = [&](Tensor from, Tensor logits) { model_.logits(pass, from, logits); };
+  rows.best = [&](Tensor logits, int64_t most) { return best_candidates(logits, most); };
+  const absl::StatusOr<std::vector<std::vector<int32_t>>> drafts = drafter_->choose(rows);
+  if (!drafts.ok()) return drafts.status();
+  for (size_t i = 0; i < drafting.size(); ++i) {
+    drafting[i]->tokens.insert(drafting[i]->tokens.end(), (*drafts)[i].begin(), (*drafts)[i].end());
   }
   return absl::OkStatus();
 }
 
 // The `most` best tokens of each row over all ranks' vocabulary slices.
-absl::StatusOr<std::vector<std::vector<Candidate>>> PassRunner::best_candidates(Tensor hidden, int64_t most) {
-  const ModelShape& shape = model_.shape();
-  PassContext pass = context();
-  const Tensor logits = ops_.scratch(hidden.rows, shape.local_vocab);
-  model_.logits(pass, hidden, logits);
+absl::StatusOr<std::vector<std::vector<Candidate>>> PassRunner::best_candidates(Tensor logits, int64_t most) {
   std::vector<std::vector<Candidate>> rows =
-      ops_.top_candidates(logits, static_cast<int32_t>(shape.first_vocab_id), most);
+      ops_.top_candidates(logits, static_cast<int32_t>(model_.shape().first_vocab_id), most);
   if (communicator_ == nullptr || communicator_->world() == 1) return rows;
   const size_t each = static_cast<size_t>(most);
   const Candidate none = {.logit = 0.0f, .id = -1};
@@ -127,20 +130,21 @@ absl::StatusOr<std::vector<std::vector<Candidate>>> PassRunner::best_candidates(
 void PassRunner::record_block(std::span<Work* const> drafting, Tensor hidden) {
   PassContext pass = context();
   const ModelShape& shape = model_.shape();
+  const int64_t size = drafter_->facts().block_size;
   const Tensor logits = ops_.scratch(hidden.rows, shape.local_vocab);
   model_.logits(pass, hidden, logits);
   for (int64_t i = 0; i < hidden.rows; ++i) {
     RowReport& row = block_rows_.emplace_back();
-    row.slot = drafting[static_cast<size_t>(i / drafter_->config().block_size)]->plan->slot;
-    row.row = static_cast<uint32_t>(i % drafter_->config().block_size);
+    row.slot = drafting[static_cast<size_t>(i / size)]->plan->slot;
+    row.row = static_cast<uint32_t>(i % size);
     row.first_id = static_cast<int32_t>(shape.first_vocab_id);
     row.logits.resize(static_cast<size_t>(shape.local_vocab));
     ops_.download(logits.row_range(i, 1), row.logits);
   }
 }
 
-// Keys and values of all rows of the pass, tentative ones included: those of rows that are not kept lie behind the
-// committed position, are seen by no block, and are written again by the rows that take their place.
+// What the drafter keeps of all rows of the pass, tentative ones included: those of rows that are not kept lie behind
+// the committed position, are seen by no block, and are written again by the rows that take their place.
 absl::Status PassRunner::add_block_context(const std::vector<Work>& work) {
   if (drafter_ == nullptr) return absl::OkStatus();
   const ScratchScope scope(ops_);

@@ -12,6 +12,7 @@ std::vector<PagedMemory*> PassRunner::paged() const {
   std::vector<PagedMemory*> memories = {kv_.get()};
   if (row_cache_ != nullptr) memories.push_back(row_cache_.get());
   if (draft_kv_ != nullptr) memories.push_back(draft_kv_.get());
+  if (draft_rows_ != nullptr) memories.push_back(draft_rows_.get());
   return memories;
 }
 

@@ -21,12 +21,12 @@ absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& 
                                                   options.slots, options.pages, kMaxSlots, kMaxPages));
   }
   if (drafter != nullptr && !model.serves_drafters()) {
-    return absl::UnimplementedError(
-        "a block drafter (draft.model) reads outputs of its target's layers, which this family does not hand out");
+    return absl::UnimplementedError(fmt::format(
+        "{} reads outputs of its target's layers, which this family does not hand out", drafter->facts().source));
   }
   std::unique_ptr<PassRunner> runner(new PassRunner(ops, model, options, drafter));
   // Null where the backend cannot keep such heads, or has no memory left: it says which.
-  const auto no_cache = [&ops](const char* whose) {
+  const auto no_cache = [&ops](const std::string& whose) {
     return absl::FailedPreconditionError(fmt::format("keys and values of {}: {}", whose, ops.finish_pass()));
   };
   runner->kv_ = ops.make_kv_cache(shape.kv_layers, options.pages, shape.kv_heads, shape.head_dim);
@@ -34,8 +34,11 @@ absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& 
   if (!shape.row_layers.empty()) runner->row_cache_ = ops.make_row_cache(shape.row_layers, options.pages);
   if (drafter != nullptr) {
     const DrafterShape& draft = drafter->shape();
-    runner->draft_kv_ = ops.make_kv_cache(draft.kv_layers, options.pages, draft.kv_heads, draft.head_dim);
-    if (runner->draft_kv_ == nullptr) return no_cache("the block drafter (draft.model)");
+    if (draft.kv_layers > 0) {
+      runner->draft_kv_ = ops.make_kv_cache(draft.kv_layers, options.pages, draft.kv_heads, draft.head_dim);
+      if (runner->draft_kv_ == nullptr) return no_cache(drafter->facts().source);
+    }
+    if (!draft.row_layers.empty()) runner->draft_rows_ = ops.make_row_cache(draft.row_layers, options.pages);
   }
   runner->snapshots_ = std::make_unique<SnapshotStore>(shape, ops, options.snapshots);
   runner->reset();
@@ -121,9 +124,9 @@ absl::StatusOr<LocalResult> PassRunner::run_begun(const PassPlan& plan) {
     if (sequence.use_block && drafter_ == nullptr) {
       return absl::InvalidArgumentError("the plan asks for a block drafter, which this rank lacks");
     }
-    if (drafter_ != nullptr && sequence.block_drafts >= static_cast<uint64_t>(drafter_->config().block_size)) {
+    if (drafter_ != nullptr && sequence.block_drafts > static_cast<uint64_t>(drafter_->facts().most_drafts())) {
       return absl::InvalidArgumentError(fmt::format("the plan drafts {} tokens of a block of {}", sequence.block_drafts,
-                                                    drafter_->config().block_size));
+                                                    drafter_->facts().block_size));
     }
     absl::StatusOr<Slot*> slot = slots_->open(sequence, snapshots_.get());
     if (!slot.ok()) return slot.status();
@@ -191,7 +194,7 @@ absl::Status PassRunner::prepare_size(int64_t rows, int64_t keys, int* made) {
     ++*made;
   }
   // Whole blocks, rounded up.
-  if (drafter_ != nullptr && rows >= drafter_->config().block_size) {
+  if (drafter_ != nullptr && rows >= drafter_->facts().block_size) {
     Tensor block;
     if (absl::Status status = run_block(batch, &block); !status.ok()) return status;
     ++*made;
@@ -374,7 +377,7 @@ absl::Status PassRunner::run_forward(const RowBatch& batch, Tensor* hidden) {
     pass.trace = trace_;
     pass.rows = rows;
     if (drafter_ != nullptr) {
-      pass.tap_layers = drafter_->config().target_layers;
+      pass.tap_layers = drafter_->facts().target_layers;
       pass.tap_width = model_.shape().hidden;
     }
     Tensor result;

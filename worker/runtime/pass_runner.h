@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "transport/base/communicator.h"
 #include "transport/pass/plan.h"
-#include "worker/model/dflash.h"
+#include "worker/model/block_drafter.h"
 #include "worker/model/model.h"
 #include "worker/runtime/world_sum.h"
 #include "worker/state/slots.h"
@@ -73,7 +73,7 @@ class PassRunner {
 
   int64_t kv_bytes() const {
     return kv_->bytes() + (row_cache_ == nullptr ? 0 : row_cache_->bytes()) +
-           (draft_kv_ == nullptr ? 0 : draft_kv_->bytes());
+           (draft_kv_ == nullptr ? 0 : draft_kv_->bytes()) + (draft_rows_ == nullptr ? 0 : draft_rows_->bytes());
   }
   int64_t state_bytes() const { return slots_->state_bytes() + snapshots_->bytes(); }
   /// Bytes of one page in all caches, as save_page() gives them.
@@ -110,7 +110,7 @@ class PassRunner {
   absl::Status add_block_context(const std::vector<Work>& work);
   absl::Status run_block(const RowBatch& rows, Tensor* hidden);
   absl::Status run_block_context(const RowBatch& rows, Tensor taps);
-  absl::StatusOr<std::vector<std::vector<Candidate>>> best_candidates(Tensor hidden, int64_t most);
+  absl::StatusOr<std::vector<std::vector<Candidate>>> best_candidates(Tensor logits, int64_t most);
   void record_block(std::span<Work* const> drafting, Tensor hidden);
   std::vector<PagedMemory*> paged() const;
   absl::Status run_forward(const RowBatch& batch, Tensor* hidden);
@@ -121,6 +121,7 @@ class PassRunner {
   void keep_window(std::vector<Work>& work, Tensor hidden);
   absl::Status report_rows(const std::vector<Work>& work, Tensor hidden, std::vector<RowReport>* rows);
   PassContext context();
+  PassContext draft_context();
 
   Ops& ops_;
   Model& model_;
@@ -130,8 +131,10 @@ class PassRunner {
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<RowCache> row_cache_;  // null where the model has no row layers
   const BlockDrafter* const drafter_;    // may be null
-  std::unique_ptr<KvCache> draft_kv_;    // the drafter's, in the same pages; null without one
-  Tensor taps_;                          // of the pass's rows
+  // The drafter's, in the same pages; null without one, and where it keeps no such rows.
+  std::unique_ptr<KvCache> draft_kv_;
+  std::unique_ptr<RowCache> draft_rows_;
+  Tensor taps_;  // of the pass's rows
   std::unique_ptr<SlotTable> slots_;
   std::unique_ptr<SnapshotStore> snapshots_;
   StateStore* store_ = nullptr;

@@ -6,6 +6,9 @@
 #include <array>
 
 #include "kernels/numerics/version.h"
+#include "worker/checkpoint/dspark_config.h"
+#include "worker/model/dflash.h"
+#include "worker/model/dspark.h"
 #include "worker/vocabulary/compressed_vocabulary.h"
 
 namespace tensorfold {
@@ -51,24 +54,34 @@ absl::Status read_classes(const std::string& dir, ModelConfig& config) {
 
 }  // namespace
 
+DrafterChoice DrafterChoice::of_kind(std::string_view kind, const std::string& checkpoint) {
+  if (kind == "dspark") return DrafterChoice("", Own::kWanted);
+  if (kind == "auto") return DrafterChoice(checkpoint, Own::kIfThere);
+  return kind == "dflash" ? DrafterChoice(checkpoint) : DrafterChoice();
+}
+
 absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string& dir, int world, Precision precision,
-                                                               const std::string& drafter) {
+                                                               const DrafterChoice& drafter) {
   absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::open(dir);
   if (!checkpoint.ok()) return checkpoint.status();
   const absl::StatusOr<WeightReader> reader = WeightReader::open(**checkpoint);
   if (!reader.ok()) return reader.status();
-  if (!drafter.empty()) {  // what cannot be used is refused before minutes are spent on hashes
-    const absl::StatusOr<DflashConfig> fits = fitting_drafter(drafter, (*checkpoint)->config(), world);
-    if (!fits.ok()) return fits.status();
-  }
-  const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();
-  if (!hash.ok()) return hash.status();
   std::unique_ptr<ModelShards> shards(new ModelShards());
   shards->world_ = world;
   shards->config_ = (*checkpoint)->config();
+  // What cannot be used is refused before minutes are spent on hashes.
+  if (!drafter.folder.empty()) {
+    const absl::StatusOr<DflashConfig> fits = fitting_drafter(drafter.folder, shards->config_, world);
+    if (!fits.ok()) return fits.status();
+  } else if (absl::Status status = shards->find_own_drafter(reader->layout(), drafter.own); !status.ok()) {
+    return status;
+  }
+  const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();
+  if (!hash.ok()) return hash.status();
   // The weights have the last word on what the config leaves open.
   shards->config_.tie_word_embeddings = reader->layout().tied_head();
   if (!reader->layout().has_mtp()) shards->config_.mtp_layers = 0;
+  if (!reader->layout().has_drafter()) shards->config_.dspark = {};
   shards->config_.precision = precision;
   shards->notes_ = reader->layout().notes();
   if (absl::Status status = read_classes(dir, shards->config_); !status.ok()) return status;
@@ -80,9 +93,29 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::open(const std::string
   shards->checkpoint_ = *std::move(checkpoint);
   shards->models_.resize(static_cast<size_t>(world));
   shards->drafters_.resize(static_cast<size_t>(world));
-  if (drafter.empty()) return shards;
-  if (absl::Status status = shards->open_drafter(drafter); !status.ok()) return status;
+  if (shards->drafter_facts_.has_value()) {
+    shards->drafter_hash_ = sha256_hex(shards->checkpoint_hash_ + "\n" + dspark_text(shards->config_.dspark));
+  }
+  if (drafter.folder.empty()) return shards;
+  if (absl::Status status = shards->open_drafter(drafter.folder); !status.ok()) return status;
   return shards;
+}
+
+ModelShards::ModelShards() = default;
+ModelShards::~ModelShards() = default;
+
+absl::Status ModelShards::find_own_drafter(const Layout& layout, DrafterChoice::Own own) {
+  if (own == DrafterChoice::Own::kNo) return absl::OkStatus();
+  if (!layout.has_drafter()) {
+    if (own == DrafterChoice::Own::kIfThere) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "draft.kind dspark: this checkpoint brings no block drafter along (mtp.* tensors, and dspark_block_size in its "
+        "config.json): use mtp, copy, dflash with draft.model, auto or none");
+  }
+  const absl::StatusOr<DrafterShape> shape = dspark_shape(config_, {world_, 0});
+  if (!shape.ok()) return shape.status();
+  drafter_facts_ = dspark_facts(config_);
+  return absl::OkStatus();
 }
 
 absl::Status ModelShards::open_drafter(const std::string& dir) {
@@ -93,15 +126,24 @@ absl::Status ModelShards::open_drafter(const std::string& dir) {
   const absl::StatusOr<std::string> hash = (*checkpoint)->content_hash();
   if (!hash.ok()) return hash.status();
   drafter_hash_ = sha256_hex(*hash + "\n" + canonical_text(*config));
+  drafter_facts_ = tensorfold::drafter_facts(*config);
   drafter_config_ = std::make_unique<DflashConfig>(*std::move(config));
   drafter_checkpoint_ = *std::move(checkpoint);
   return absl::OkStatus();
 }
 
 absl::Status ModelShards::load_drafter(int rank, Ops& packer) {
-  if (drafter_checkpoint_ == nullptr) return absl::OkStatus();
-  WeightReader reader(*drafter_checkpoint_, Layout::bare());
-  auto drafter = BlockDrafter::load(*drafter_config_, reader, packer, {world_, rank});
+  if (!drafter_facts_.has_value()) return absl::OkStatus();
+  const bool own = drafter_config_ == nullptr;
+  Layout layout = Layout::bare();
+  if (own) {
+    const absl::StatusOr<Layout> found = Layout::detect(*checkpoint_);
+    if (!found.ok()) return found.status();
+    layout = found->of_drafter();
+  }
+  WeightReader reader(own ? *checkpoint_ : *drafter_checkpoint_, layout);
+  auto drafter = own ? DsparkDrafter::load(config_, reader, packer, {world_, rank})
+                     : DflashDrafter::load(*drafter_config_, reader, packer, {world_, rank});
   if (!drafter.ok()) return drafter.status();
   if (absl::Status status = reader.check_all_used(); !status.ok()) return status;
   drafters_[static_cast<size_t>(rank)] = *std::move(drafter);
@@ -119,7 +161,7 @@ absl::Status ModelShards::load(int rank, Ops& packer) {
 }
 
 absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world, Ops& packer,
-                                                                   const std::string& drafter) {
+                                                                   const DrafterChoice& drafter) {
   absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, Precision::kCheckpoint, drafter);
   if (!shards.ok()) return shards.status();
   for (int rank = 0; rank < world; ++rank) {
@@ -132,7 +174,7 @@ absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::st
 absl::StatusOr<std::unique_ptr<ModelShards>> ModelShards::load_all(const std::string& dir, int world,
                                                                    const BackendOptions& backend,
                                                                    const Decorate& decorate,
-                                                                   const std::string& drafter) {
+                                                                   const DrafterChoice& drafter) {
   const absl::StatusOr<Precision> precision = parse_precision(backend.precision);
   if (!precision.ok()) return precision.status();
   absl::StatusOr<std::unique_ptr<ModelShards>> shards = open(dir, world, *precision, drafter);

@@ -3,38 +3,56 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/checkpoint/checkpoint.h"
-#include "worker/model/dflash.h"
+#include "worker/model/block_drafter.h"
 #include "worker/model/model.h"
 #include "worker/runtime/backend.h"
 
 namespace tensorfold {
 
+struct DflashConfig;
+
+/// Which block drafter goes with a model.
+struct DrafterChoice {
+  enum class Own : uint8_t { kNo, kIfThere, kWanted };
+  DrafterChoice() = default;
+  DrafterChoice(std::string checkpoint, Own from_model = Own::kNo) : folder(std::move(checkpoint)), own(from_model) {}
+
+  std::string folder;  // of a checkpoint of its own; empty: none
+  Own own = Own::kNo;  // with no folder: the stages that the model's files bring along (DSpark)
+
+  /// Of a draft kind ("dflash", "dspark", "auto", …) and the folder beside it.
+  static DrafterChoice of_kind(std::string_view kind, const std::string& checkpoint);
+};
+
 /// Thread-safety: open and load from one thread; afterwards the weights are immutable and each rank's Model is used by
 /// one thread.
 class ModelShards {
  public:
-  /// Opens and checks the folder and hashes every byte; loads no weights yet. `drafter`: the folder of a block drafter
-  /// of its own, which must fit the model; empty: none.
+  ~ModelShards();
+  /// Opens and checks the folder and hashes every byte; loads no weights yet. A drafter must fit the model, and one
+  /// that is wanted must be there.
   static absl::StatusOr<std::unique_ptr<ModelShards>> open(const std::string& dir, int world,
                                                            Precision precision = Precision::kCheckpoint,
-                                                           const std::string& drafter = "");
+                                                           const DrafterChoice& drafter = {});
   /// Packs the share of `rank` with `packer` (any CPU Ops will do for any other). Errors name the tensor.
   absl::Status load(int rank, Ops& packer);
   /// open() and load() of all ranks of `world`.
   static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world, Ops& packer,
-                                                               const std::string& drafter = "");
+                                                               const DrafterChoice& drafter = {});
   /// The same in the options' precision, with a packer for each rank, on the GPU that the rank will run on; `decorate`
   /// (may be null) wraps it.
   using Decorate = std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)>;
   static absl::StatusOr<std::unique_ptr<ModelShards>> load_all(const std::string& dir, int world,
                                                                const BackendOptions& backend,
                                                                const Decorate& decorate = nullptr,
-                                                               const std::string& drafter = "");
+                                                               const DrafterChoice& drafter = {});
 
   int world() const { return world_; }
   /// The config as loaded (tied head and MTP layer settled by what the weights have).
@@ -44,13 +62,13 @@ class ModelShards {
   /// Null without a drafter.
   const BlockDrafter* drafter(int rank) const { return drafters_[static_cast<size_t>(rank)].get(); }
   /// Null without one; known once open.
-  const DflashConfig* drafter_config() const { return drafter_config_.get(); }
-  /// Rows of a block of the drafter; 0 without one.
-  uint32_t block_size() const {
-    return drafter_config_ == nullptr ? 0 : static_cast<uint32_t>(drafter_config_->block_size);
+  const DrafterFacts* drafter_facts() const { return drafter_facts_.has_value() ? &*drafter_facts_ : nullptr; }
+  /// Most drafts of a block; 0 without a drafter.
+  uint32_t block_drafts() const {
+    return drafter_facts_.has_value() ? static_cast<uint32_t>(drafter_facts_->most_drafts()) : 0;
   }
-  /// As checkpoint_hash(), of the drafter's folder. It changes no reply, but ranks with different drafters would guess
-  /// different tokens.
+  /// As checkpoint_hash(), of the drafter. It changes no reply, but ranks with different drafters would guess different
+  /// tokens.
   const std::string& drafter_hash() const { return drafter_hash_; }
   /// SHA-256 over every tensor and the configuration.
   const std::string& checkpoint_hash() const { return checkpoint_hash_; }
@@ -65,8 +83,9 @@ class ModelShards {
   }
 
  private:
-  ModelShards() = default;
+  ModelShards();
   absl::Status open_drafter(const std::string& dir);
+  absl::Status find_own_drafter(const Layout& layout, DrafterChoice::Own own);
   absl::Status load_drafter(int rank, Ops& packer);
 
   int world_ = 1;
@@ -75,8 +94,9 @@ class ModelShards {
   int64_t file_bytes_ = 0;
   std::vector<std::string> notes_;
   std::unique_ptr<Checkpoint> checkpoint_;
-  std::vector<std::unique_ptr<Model>> models_;  // [world]; null where not loaded
-  std::unique_ptr<DflashConfig> drafter_config_;
+  std::vector<std::unique_ptr<Model>> models_;    // [world]; null where not loaded
+  std::unique_ptr<DflashConfig> drafter_config_;  // of a checkpoint of its own
+  std::optional<DrafterFacts> drafter_facts_;
   std::string drafter_hash_;
   std::unique_ptr<Checkpoint> drafter_checkpoint_;
   std::vector<std::unique_ptr<BlockDrafter>> drafters_;  // [world]

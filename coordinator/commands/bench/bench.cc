@@ -18,7 +18,7 @@ constexpr int kTurns = 4;
 std::vector<DraftKind> drafters(bool has_mtp, bool has_block) {
   std::vector<DraftKind> kinds = {DraftKind::kNone, DraftKind::kCopy};
   if (has_mtp) kinds.push_back(DraftKind::kMtp);
-  if (has_block) kinds.push_back(DraftKind::kDflash);
+  if (has_block) kinds.push_back(DraftKind::kBlock);
   kinds.push_back(DraftKind::kAuto);
   return kinds;
 }
@@ -52,7 +52,7 @@ absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
   report.context = options.context;
   BenchWorldOptions world_options;
   world_options.model = options.model;
-  world_options.drafter = options.drafter;
+  world_options.drafter = DrafterChoice(options.drafter, DrafterChoice::Own::kIfThere);
   world_options.world = options.world;
   world_options.transport = options.transport;
   world_options.backend = options.backend;
@@ -99,8 +99,8 @@ absl::StatusOr<BenchReport> run_bench(const BenchOptions& options) {
   replies.end_ids.assign(ends.begin(), ends.end());
   replies.tokens = static_cast<uint32_t>(options.reply_tokens);
   replies.pages = world_options.runner.pages;
-  replies.block_size = (*world)->block_size();
-  const std::vector<DraftKind> kinds = drafters(shape.has_mtp, (*world)->block_size() > 0);
+  replies.block_drafts = (*world)->block_drafts();
+  const std::vector<DraftKind> kinds = drafters(shape.has_mtp, (*world)->block_drafts() > 0);
   replies.seconds = options.seconds * 0.3 / static_cast<double>(kinds.size());
   for (const DraftKind kind : kinds) {
     auto figure = bench_decode((*world)->executor(), shape, kind, replies);

@@ -48,7 +48,7 @@ absl::StatusOr<DecodeFigure> bench_decode(PassExecutor& executor, const ModelSha
   model.context = static_cast<uint32_t>(shape.context_length);
   model.vocabulary = static_cast<uint32_t>(shape.vocab);
   model.has_mtp = shape.has_mtp;
-  model.block_size = options.block_size;
+  model.block_drafts = options.block_drafts;
   model.end_ids = options.end_ids;
   EngineOptions engine_options;
   engine_options.max_sequences = 1;

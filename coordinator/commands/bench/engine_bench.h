@@ -15,9 +15,9 @@ namespace tensorfold {
 struct EngineBenchOptions {
   std::vector<uint32_t> prompt;
   std::vector<uint32_t> end_ids;
-  uint32_t tokens = 128;    // of a reply at most
-  int64_t pages = 0;        // of every rank
-  uint32_t block_size = 0;  // of the block drafter; 0: none
+  uint32_t tokens = 128;      // of a reply at most
+  int64_t pages = 0;          // of every rank
+  uint32_t block_drafts = 0;  // most of the block drafter; 0: there is none
   int width = 8;
   double seconds = 1;  // about, for all repeats of one drafter; at least two
 };

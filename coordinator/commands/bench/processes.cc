@@ -136,7 +136,7 @@ class ProcessWorld : public BenchWorld {
   PassExecutor& executor() override { return *executor_; }
   const ModelConfig& config() const override { return member_.shards->config(); }
   const ModelShape& shape() const override { return member_.shards->shape(0); }
-  uint32_t block_size() const override { return member_.shards->block_size(); }
+  uint32_t block_drafts() const override { return member_.shards->block_drafts(); }
 
  private:
   struct Child {

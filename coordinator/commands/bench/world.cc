@@ -16,7 +16,7 @@ class ThreadWorld : public BenchWorld {
   PassExecutor& executor() override { return cluster_->executor(); }
   const ModelConfig& config() const override { return shards_->config(); }
   const ModelShape& shape() const override { return shards_->shape(0); }
-  uint32_t block_size() const override { return shards_->block_size(); }
+  uint32_t block_drafts() const override { return shards_->block_drafts(); }
 
  private:
   absl::Status measure_links(int world, int rounds);

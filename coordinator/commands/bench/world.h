@@ -14,7 +14,7 @@ namespace tensorfold {
 
 struct BenchWorldOptions {
   std::string model;
-  std::string drafter;  // folder of a block drafter; empty: none
+  DrafterChoice drafter;
   int world = 1;
   std::string transport = "local";
   BackendOptions backend;  // of each rank; threads 0 shares the cores
@@ -33,7 +33,7 @@ class BenchWorld {
   virtual PassExecutor& executor() = 0;
   virtual const ModelConfig& config() const = 0;
   virtual const ModelShape& shape() const = 0;  // rank 0's
-  virtual uint32_t block_size() const = 0;      // of the block drafter; 0: none
+  virtual uint32_t block_drafts() const = 0;    // most of the block drafter; 0: there is none
   int threads() const { return threads_; }
   int processes() const { return processes_; }
   const std::string& backend() const { return backend_; }

@@ -63,7 +63,8 @@ std::set<std::string> shards_of_rank(const ModelConfig& config, const std::map<s
   const absl::StatusOr<Layout> layout = Layout::detect(source);
   std::set<std::string> shards;
   for (const auto& [name, shard] : weight_map) {
-    if (!layout.ok() || layout->skip(name) == Skip::kNo) shards.insert(shard);
+    const Skip skip = layout.ok() ? layout->skip(name) : Skip::kNo;
+    if (skip == Skip::kNo || skip == Skip::kDrafter) shards.insert(shard);
   }
   return shards;
 }

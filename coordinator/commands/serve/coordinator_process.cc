@@ -113,7 +113,7 @@ absl::StatusOr<ModelServiceOptions> service_options(const RankSetup& setup, bool
   options.format = weight_format(profile.model.path);
   options.drafters = {"none", "copy"};
   if (has_mtp) options.drafters.push_back("mtp");
-  if (setup.shards->block_size() > 0) options.drafters.push_back("dflash");
+  if (const DrafterFacts* block = setup.shards->drafter_facts()) options.drafters.push_back(block->kind);
   options.defaults.sampling.temperature = profile.sampling.temperature;
   options.defaults.sampling.top_p = profile.sampling.top_p;
   options.defaults.sampling.top_k = static_cast<uint32_t>(profile.sampling.top_k);
@@ -183,7 +183,7 @@ absl::Status start_front(RankSetup& setup, WorldLink& link, FrontEnd& front) {
   }
   model.vocabulary = static_cast<uint32_t>(setup.shape.vocab);
   model.has_mtp = setup.shape.has_mtp;
-  model.block_size = setup.shards->block_size();
+  model.block_drafts = setup.shards->block_drafts();
   model.has_states = !setup.shape.recurrent.empty();
   model.end_ids.assign(config.eos_token_ids.begin(), config.eos_token_ids.end());
   model.tokenizer = front.tokenizer.get();

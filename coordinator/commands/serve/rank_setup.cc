@@ -170,8 +170,8 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   if (!ops.ok()) return ops.status();
   setup->ops = *std::move(ops);
   spdlog::info("rank {} of {}: backend {}, model {}", rank, world, setup->ops->describe(), setup->profile.model.path);
-  const std::string drafter = setup->profile.draft.model_in_use();
-  if (!drafter.empty()) {
+  const DrafterChoice drafter = DrafterChoice::of_kind(setup->profile.draft.kind, setup->profile.draft.model);
+  if (!drafter.folder.empty()) {
     if (absl::Status status = BlockDrafter::check_backend(*setup->ops); !status.ok()) return status;
   }
   const absl::StatusOr<Precision> precision = parse_precision(setup->profile.model.precision);
@@ -202,11 +202,11 @@ absl::StatusOr<std::unique_ptr<RankSetup>> prepare_rank(const std::string& profi
   identity.checkpoint = setup->shards->checkpoint_hash();
   identity.profile = profile_hash(setup->profile);
   identity.slices = setup->shape.slices.text();
-  if (const DflashConfig* drafter = setup->shards->drafter_config(); drafter != nullptr) {
+  if (const DrafterFacts* drafter = setup->shards->drafter_facts(); drafter != nullptr) {
     // Ranks with different drafters would guess different tokens.
     const std::string hash = setup->shards->drafter_hash().substr(0, 16);
     identity.slices += fmt::format("; drafter {}", hash);
-    spdlog::info("drafter {}: {} layers, blocks of {}, taps of layers {}", hash, drafter->model.layer_count(),
+    spdlog::info("drafter {} ({}): {} layers, blocks of {}, taps of layers {}", hash, drafter->kind, drafter->layers,
                  drafter->block_size, fmt::join(drafter->target_layers, ", "));
   }
   identity.rank = static_cast<uint32_t>(rank);
@@ -227,7 +227,7 @@ absl::Status open_states(RankSetup& setup) {
   options.directory = state.directory;
   std::string build = setup.identity.build;
   // A drafter's keys lie in the pages: another drafter's would be of no use.
-  if (setup.shards->drafter_config() != nullptr) build += "; drafter " + setup.shards->drafter_hash().substr(0, 16);
+  if (setup.shards->drafter_facts() != nullptr) build += "; drafter " + setup.shards->drafter_hash().substr(0, 16);
   options.owner = {.build = std::move(build),
                    .fingerprint = setup.identity.fingerprint,
                    .rank = static_cast<uint32_t>(setup.rank),

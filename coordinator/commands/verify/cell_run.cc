@@ -227,7 +227,7 @@ class CellRunner {
 
  private:
   bool use_mtp() const { return cell_.draft == CellDraft::kMtp; }
-  bool use_block() const { return cell_.draft == CellDraft::kDflash; }
+  bool use_block() const { return cell_.draft == CellDraft::kBlock; }
 
   // Whether the tested sequence moves before its next pass.
   bool moves() const {
@@ -344,7 +344,7 @@ class CellRunner {
         return main_->window_plan(drafter_->propose(main_->tokens(), count).ids, 0, false);
       case CellDraft::kMtp:
         return main_->window_plan({}, static_cast<uint32_t>(count), true);
-      case CellDraft::kDflash:
+      case CellDraft::kBlock:
         return main_->window_plan({}, 0, false, std::min(static_cast<uint32_t>(count), inputs_.block_drafts));
       case CellDraft::kMixed:
         return main_->window_plan(mixed_drafts(expected_, reply, count), 0, false);

@@ -41,8 +41,8 @@ std::string draft_name(CellDraft draft) {
       return "copy";
     case CellDraft::kMtp:
       return "mtp";
-    case CellDraft::kDflash:
-      return "dflash";
+    case CellDraft::kBlock:
+      return "block";
     case CellDraft::kMixed:
       return "mixed";
     case CellDraft::kAdversary:
@@ -94,7 +94,7 @@ std::vector<Cell> product(const Axes& axes, bool has_mtp, bool has_block, int wi
   for (const Cell& cluster : clusters) {
     for (const CellDraft draft : axes.drafts) {
       if (draft == CellDraft::kMtp && !has_mtp) continue;
-      if (draft == CellDraft::kDflash && !has_block) continue;
+      if (draft == CellDraft::kBlock && !has_block) continue;
       const std::vector<int> one = {1};
       for (const int width : draft == CellDraft::kOff ? one : axes.widths) {
         for (const int chunk : axes.chunks) {

@@ -12,7 +12,7 @@ enum class CellDraft : uint8_t {
   kOff,
   kCopy,       // suffix match in the history
   kMtp,        // the model's own MTP layer, chained
-  kDflash,     // a block drafter of its own
+  kBlock,      // a block drafter: one of its own, or the one that the model brings along
   kMixed,      // the right tokens with some made wrong: every number of accepted rows occurs
   kAdversary,  // windows of changing width, in turn all right, all wrong, one token repeated, and noise
 };
@@ -47,8 +47,8 @@ struct Axes {
   std::vector<std::string> transports = {"local", "ucx"};
   std::vector<std::string> variants;  // filled in from the backend and the machine
   std::vector<int> threads = {1, 2};
-  std::vector<CellDraft> drafts = {CellDraft::kOff,    CellDraft::kCopy,  CellDraft::kMtp,
-                                   CellDraft::kDflash, CellDraft::kMixed, CellDraft::kAdversary};
+  std::vector<CellDraft> drafts = {CellDraft::kOff,   CellDraft::kCopy,  CellDraft::kMtp,
+                                   CellDraft::kBlock, CellDraft::kMixed, CellDraft::kAdversary};
   std::vector<int> widths = {2, 3, 4, 5, 6, 7, 8};
   std::vector<int> chunks = {1, 7, 64, 0};
   std::vector<bool> mates = {false, true};

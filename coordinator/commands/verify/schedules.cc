@@ -230,7 +230,7 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
                                     .threads = 1,
                                     .kv_format = options.kv_format,
                                     .precision = options.precision};
-    auto shards = ModelShards::load_all(options.model_dir, world, backend, nullptr, options.drafter_dir);
+    auto shards = ModelShards::load_all(options.model_dir, world, backend, nullptr, options.drafter);
     if (!shards.ok()) return shards.status();
     LocalClusterOptions cluster_options;
     cluster_options.transport = options.transport;
@@ -244,7 +244,7 @@ absl::StatusOr<std::vector<ScheduleOutcome>> run_schedules(const ScheduleOptions
     model.context = static_cast<uint32_t>(pages * kPageSize);
     model.vocabulary = static_cast<uint32_t>((*shards)->shape(0).vocab);
     model.has_mtp = (*shards)->shape(0).has_mtp;
-    model.block_size = (*shards)->block_size();
+    model.block_drafts = (*shards)->block_drafts();
     model.has_states = !(*shards)->shape(0).recurrent.empty();
     for (const CellSchedule schedule :
          {CellSchedule::kAlone, CellSchedule::kMixed, CellSchedule::kPreempted, CellSchedule::kBackground}) {

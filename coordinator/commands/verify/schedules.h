@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/commands/verify/cell_run.h"
 #include "kernels/ops/ops.h"
+#include "worker/runtime/shards.h"
 
 namespace tensorfold {
 
@@ -23,7 +24,7 @@ std::string schedule_name(CellSchedule schedule);
 
 struct ScheduleOptions {
   std::string model_dir;
-  std::string drafter_dir;  // of a block drafter; empty: none
+  DrafterChoice drafter;
   std::string backend = "cpu";
   std::string kv_format = "bf16";  // cuda
   std::string precision = "checkpoint";

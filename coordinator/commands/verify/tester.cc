@@ -46,7 +46,7 @@ class Bench {
     const BackendOptions packer = {
         .backend = options_.backend, .isa = "auto", .threads = 1, .precision = options_.precision};
     auto loaded = ModelShards::load_all(options_.model_dir, world, packer,
-                                        decorated ? options_.decorate : ModelShards::Decorate(), options_.drafter_dir);
+                                        decorated ? options_.decorate : ModelShards::Decorate(), options_.drafter);
     if (!loaded.ok()) return loaded.status();
     shards_ = *std::move(loaded);
     decorated_ = decorated;
@@ -153,7 +153,7 @@ absl::Status add_schedules(const TesterOptions& options, const Axes& axes, int w
                            TesterReport* report) {
   ScheduleOptions schedules;
   schedules.model_dir = options.model_dir;
-  schedules.drafter_dir = options.drafter_dir;
+  schedules.drafter = options.drafter;
   schedules.backend = options.backend;
   schedules.kv_format = options.kv_format;
   schedules.precision = options.precision;
@@ -210,7 +210,7 @@ absl::StatusOr<TesterReport> run_tester(const TesterOptions& options) {
   CellInputs inputs =
       make_inputs(static_cast<uint32_t>(shape.vocab), options.prompt_tokens, options.reply_tokens, options.seed);
   inputs.has_states = !shape.recurrent.empty();
-  inputs.block_drafts = (*alone)->block_size() > 0 ? (*alone)->block_size() - 1 : 0;
+  inputs.block_drafts = (*alone)->block_drafts();
   int widest = static_cast<int>(shape.slices.widest_world());
   if (const BlockDrafter* drafter = (*alone)->drafter(0); drafter != nullptr) {
     widest = std::min(widest, static_cast<int>(drafter->shape().slices.widest_world()));

@@ -14,12 +14,13 @@
 #include "coordinator/commands/verify/cells.h"
 #include "coordinator/commands/verify/schedules.h"
 #include "kernels/ops/ops.h"
+#include "worker/runtime/shards.h"
 
 namespace tensorfold {
 
 struct TesterOptions {
   std::string model_dir;
-  std::string drafter_dir;  // of a block drafter; empty: none
+  DrafterChoice drafter;
   std::string backend = "cpu";
   std::string kv_format = "bf16";  // cuda
   std::string precision = "checkpoint";

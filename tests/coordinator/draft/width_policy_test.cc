@@ -240,18 +240,18 @@ TEST(WidthPolicy, AutoWeighsBlocks) {
     policy.record_mtp_step(1.0);
     policy.record_block(block_ms);
     record_windows(policy, DraftKind::kMtp, 0, 7, 5, 100);
-    record_windows(policy, DraftKind::kDflash, 0, 5, kept, 100);
+    record_windows(policy, DraftKind::kBlock, 0, 5, kept, 100);
     return policy.choose(std::vector<WidthRequest>{request})[0];
   };
   // As good as chained steps and cheaper: all of a block.
-  EXPECT_EQ(choose(1.0, 5).kind, DraftKind::kDflash);
+  EXPECT_EQ(choose(1.0, 5).kind, DraftKind::kBlock);
   EXPECT_EQ(choose(1.0, 5).drafts, 5u);
   // As good and dearer than all those steps; or cheap and never kept.
   EXPECT_EQ(choose(9.0, 5).kind, DraftKind::kMtp);
   EXPECT_EQ(choose(1.0, 0).kind, DraftKind::kMtp);
   // Pinned, it is that or nothing; a dear block whose first draft alone is kept is not worth it.
-  request.kind = DraftKind::kDflash;
-  EXPECT_EQ(choose(9.0, 5).kind, DraftKind::kDflash);
+  request.kind = DraftKind::kBlock;
+  EXPECT_EQ(choose(9.0, 5).kind, DraftKind::kBlock);
   EXPECT_EQ(choose(20.0, 1).drafts, 0u);
   request.block_drafts = 0;
   EXPECT_EQ(choose(1.0, 5).kind, DraftKind::kNone);

@@ -73,7 +73,7 @@ class FolderForStates {
 };
 
 struct Wanted {
-  DraftKind draft = DraftKind::kDflash;
+  DraftKind draft = DraftKind::kBlock;
   int lanes = 4;
   int64_t pages = 128;
   bool cache = true;
@@ -145,7 +145,7 @@ class EngineDflash : public ::testing::Test {
     EngineModel model;
     model.context = 4096;
     model.vocabulary = 128;
-    model.block_size = shards_->block_size();
+    model.block_drafts = shards_->block_drafts();
     model.has_states = false;
     EngineOptions options;
     options.max_sequences = setup.lanes;
@@ -241,10 +241,10 @@ TEST_F(EngineDflash, KeepsRightDraftsAndChangesNoByte) {
 TEST_F(EngineDflash, KindsChooseTheirDrafter) {
   const GenerationRequest wanted = request(text(40, 3), 60);
   const GenerationStats expected = serial(wanted);
-  for (const DraftKind kind : {DraftKind::kNone, DraftKind::kCopy, DraftKind::kAuto, DraftKind::kDflash}) {
+  for (const DraftKind kind : {DraftKind::kNone, DraftKind::kCopy, DraftKind::kAuto, DraftKind::kBlock}) {
     const auto world = open({.draft = kind, .adaptive = true});
     EXPECT_EQ(world->run(wanted).token_ids, expected.token_ids) << draft_kind_name(kind);
-    const bool blocks = kind == DraftKind::kDflash;
+    const bool blocks = kind == DraftKind::kBlock;
     if (kind != DraftKind::kAuto) {
       EXPECT_EQ(world->link->plans_with_blocks() > 0, blocks) << draft_kind_name(kind);
     }

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "tests/worker/checkpoint/wide_follower.h"
-#include "tests/worker/model/dflash_walk.h"
+#include "tests/worker/model/block_walk.h"
 
 namespace tensorfold {
 namespace {

@@ -1,5 +1,7 @@
 // Block drafters against their float64 references, along walks with kept and rejected drafts, at every world; and what
 // is refused.
+#include "worker/model/dflash.h"
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +16,7 @@
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/cpu/isa.h"
 #include "tests/worker/checkpoint/model_copy.h"
-#include "tests/worker/model/dflash_walk.h"
+#include "tests/worker/model/block_walk.h"
 #include "worker/checkpoint/json_fields.h"
 #include "worker/checkpoint/tensor_values.h"
 #include "worker/runtime/local_cluster.h"
@@ -325,7 +327,7 @@ TEST(Dflash, BackendWithoutBlocksRefuses) {
   ASSERT_FALSE(shards.ok());
   EXPECT_EQ(std::string(shards.status().message()),
             "a block drafter (draft.model) drafts blocks of rows at once, which backend plain does not compute: run it "
-            "with backend cpu, or without draft.model");
+            "with backend cpu, or with another draft.kind");
   EXPECT_TRUE(ModelShards::load_all(kFixtures + "qwen3", 1, ops).ok());
 }
 

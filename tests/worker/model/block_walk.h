@@ -28,7 +28,7 @@ inline const Pair kPairs[] = {{kFixtures + "qwen3", kFixtures + "dflash"},
 
 class Expected {
  public:
-  explicit Expected(const std::string& drafter) : file_(*SafetensorsFile::open(drafter + "/expected.safetensors")) {}
+  explicit Expected(const std::string& folder) : file_(*SafetensorsFile::open(folder + "/expected.safetensors")) {}
   std::vector<int64_t> ints(const std::string& name) const { return *read_integers(*file_.find(name)); }
   std::vector<float> floats(const std::string& name) const { return *read_floats(*file_.find(name)); }
 
@@ -40,8 +40,10 @@ struct World {
   std::unique_ptr<ModelShards> shards;
   std::unique_ptr<LocalCluster> cluster;
 
-  World(const Pair& pair, int ranks, const BackendOptions& backend) {
-    auto loaded = ModelShards::load_all(pair.target, ranks, backend, nullptr, pair.drafter);
+  World(const Pair& pair, int ranks, const BackendOptions& backend)
+      : World(pair.target, DrafterChoice(pair.drafter), ranks, backend) {}
+  World(const std::string& target, const DrafterChoice& drafter, int ranks, const BackendOptions& backend) {
+    auto loaded = ModelShards::load_all(target, ranks, backend, nullptr, drafter);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     if (!loaded.ok()) return;
     shards = *std::move(loaded);
@@ -75,14 +77,14 @@ class Walk {
     SequencePlan& sequence = begin(plan);
     sequence.tokens = {token(at_)};
     sequence.certain = 1;
-    sequence.block_drafts = static_cast<uint32_t>(world_.shards->block_size()) - 1;
+    sequence.block_drafts = world_.shards->block_drafts();
     const absl::StatusOr<PassResult> pass = world_.cluster->executor().execute(plan);
     EXPECT_TRUE(pass.ok()) << pass.status();
     if (!pass.ok()) return {};
     ++at_;
     Block block;
     block.drafts = pass->drafts[0];
-    block.rows.resize(world_.shards->block_size());
+    block.rows.resize(static_cast<size_t>(world_.shards->drafter_facts()->block_size));
     for (int rank = 0; rank < world_.cluster->world(); ++rank) {
       for (const RowReport& part : world_.cluster->runner(rank).block_rows()) {
         std::vector<float>& row = block.rows[part.row];
