@@ -71,6 +71,9 @@ class Walk {
  public:
   Walk(World& world, const std::vector<int64_t>& ids, int64_t chunk) : world_(world), ids_(ids), chunk_(chunk) {}
 
+  /// Right after draft_at(), in the first two pages: the sequence goes on from copies of its pages, in other places.
+  void move_to_copies() { moving_ = true; }
+
   Block draft_at(int64_t anchor) {
     while (at_ < anchor) advance(anchor);
     PassPlan plan;
@@ -102,6 +105,11 @@ class Walk {
     sequence.use_block = true;
     sequence.fresh = at_ == 0;
     for (int32_t page = 0; at_ == 0 && page < kPages; ++page) sequence.new_pages.push_back(page);
+    if (std::exchange(moving_, false)) {
+      plan.orders.copies = {{0, 4}, {1, 3}};
+      sequence.fresh = true;
+      sequence.new_pages = {4, 3, 2};
+    }
     sequence.first_position = static_cast<uint64_t>(at_);
     sequence.accepted = std::exchange(accepted_, 0u);
     return sequence;
@@ -134,6 +142,7 @@ class Walk {
   const int64_t chunk_;
   int64_t at_ = 0;
   uint32_t accepted_ = 0;
+  bool moving_ = false;
 };
 
 inline double standard_deviation(const std::vector<float>& values) {

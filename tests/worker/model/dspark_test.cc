@@ -129,6 +129,25 @@ TEST(Dspark, BitsAreTheSameEverywhere) {
   }
 }
 
+// Protects: what the drafter keeps of tokens goes where their pages go, as the prefix cache and files on disk move
+// them: else its guesses would be poor, and no byte would show it.
+TEST(Dspark, ContextMovesWithItsPages) {
+  for (const Case& c : kCases) {
+    const std::vector<int64_t> ids = Expected(c.folder).ints("input_ids");
+    std::vector<Block> blocks;
+    for (const bool moves : {false, true}) {
+      World world(c.folder, kOwn, 1, cpu(c.precision));
+      ASSERT_NE(world.cluster, nullptr);
+      Walk walk(world, ids, 64);
+      walk.draft_at(68);
+      if (moves) walk.move_to_copies();
+      blocks.push_back(walk.draft_at(69));
+    }
+    EXPECT_EQ(blocks[0].drafts, blocks[1].drafts);
+    EXPECT_EQ(blocks[0].rows, blocks[1].rows);
+  }
+}
+
 // Protects: the drafter changes nothing of the model: neither the hash of the checkpoint nor the logits, whether it is
 // loaded or not; and without being asked for it is not loaded.
 TEST(Dspark, IsReadOnlyWhereItDrafts) {
