@@ -21,8 +21,10 @@ BackendOptions on_gpu(const std::string& launch) {
 }
 
 // How far the logits of a block's rows before the Markov head may be from float64, in their standard deviations: worst,
-// and median of the rows' worst. The target's own, whose taps these are made of, were seen at 0.10 and 0.026.
-constexpr double kWorst = 0.4, kMedian = 0.1;
+// and median of the rows' worst. The CPU backend with products, queries and latents rounded to bf16 has 0.04 to 0.07
+// and 0.03 to 0.05, but 0.95 and 0.08 with one of seven choices of noise below bf16's last place: behind anchor 200 two
+// experts are nearly as good as each other. An H200 took the other one there: 0.99 and 0.07.
+constexpr double kWorst = 1.5, kMedian = 0.1;
 // And how far those of two tokens that compete for a draft, which are two among all.
 constexpr double kOfPair = 0.12;
 
