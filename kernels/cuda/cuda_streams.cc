@@ -42,9 +42,7 @@ CudaHyper hyper_of(const HyperArgs& in) {
 
 std::unique_ptr<RowCache> CudaOps::make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) {
   use_device();
-  std::unique_ptr<CudaRowCache> cache = CudaRowCache::create(layers, pages, stream_);
-  if (cache == nullptr) kernel_check(false, cuda_failure().c_str());
-  return cache;
+  return CudaRowCache::create(layers, pages, stream_);
 }
 
 void CudaOps::row_write(RowCache& cache, int64_t layer, Tensor values, const RowBatch& rows) {

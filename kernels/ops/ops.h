@@ -436,6 +436,7 @@ class Ops {
   virtual void rope(Tensor x, int64_t heads, int64_t head_dim, const RopeTable& table) = 0;
 
   // State. --------------------------------------------------------------------------------------------------------
+  // Null where there is no memory left, or no such heads: finish_pass() says which.
   virtual std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim) = 0;
   virtual std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) = 0;
   /// Empty where recurrent layers of this shape are there; else why not, as a sentence's end. A model that has one is

@@ -26,22 +26,35 @@ absl::StatusOr<std::unique_ptr<PassRunner>> PassRunner::create(Ops& ops, Model& 
   }
   std::unique_ptr<PassRunner> runner(new PassRunner(ops, model, options, drafter));
   // Null where the backend cannot keep such heads, or has no memory left: it says which.
-  const auto no_cache = [&ops](const std::string& whose) {
-    return absl::FailedPreconditionError(fmt::format("keys and values of {}: {}", whose, ops.finish_pass()));
+  const auto no_room = [&ops](const std::string& what) {
+    return absl::FailedPreconditionError(fmt::format("{}: {}", what, ops.finish_pass()));
   };
+  const auto no_cache = [&](const std::string& whose) { return no_room("keys and values of " + whose); };
   runner->kv_ = ops.make_kv_cache(shape.kv_layers, options.pages, shape.kv_heads, shape.head_dim);
   if (runner->kv_ == nullptr) return no_cache("the model");
-  if (!shape.row_layers.empty()) runner->row_cache_ = ops.make_row_cache(shape.row_layers, options.pages);
+  if (!shape.row_layers.empty()) {
+    runner->row_cache_ = ops.make_row_cache(shape.row_layers, options.pages);
+    if (runner->row_cache_ == nullptr) return no_cache("the model");
+  }
   if (drafter != nullptr) {
     const DrafterShape& draft = drafter->shape();
     if (draft.kv_layers > 0) {
       runner->draft_kv_ = ops.make_kv_cache(draft.kv_layers, options.pages, draft.kv_heads, draft.head_dim);
       if (runner->draft_kv_ == nullptr) return no_cache(drafter->facts().source);
     }
-    if (!draft.row_layers.empty()) runner->draft_rows_ = ops.make_row_cache(draft.row_layers, options.pages);
+    if (!draft.row_layers.empty()) {
+      runner->draft_rows_ = ops.make_row_cache(draft.row_layers, options.pages);
+      if (runner->draft_rows_ == nullptr) return no_cache(drafter->facts().source);
+    }
   }
   runner->snapshots_ = std::make_unique<SnapshotStore>(shape, ops, options.snapshots);
+  if (!runner->snapshots_->whole()) {
+    return no_room(fmt::format("states of {} snapshots (cache.snapshot_bytes)", options.snapshots));
+  }
   runner->reset();
+  if (!runner->slots_->whole()) {
+    return no_room(fmt::format("states of {} sequences (schedule.max_sequences)", options.slots));
+  }
   return runner;
 }
 

@@ -12,10 +12,12 @@ SlotTable::SlotTable(const ModelShape& shape, Ops& ops, int64_t slots, int64_t p
   for (Slot& slot : slots_) {
     for (const StateShape& layer : shape_.recurrent) {
       slot.recurrent.push_back(ops_.make_recurrent_state(layer));
+      if (slot.recurrent.back() == nullptr) return;
       slot.recurrent.back()->reset();  // large ones are not there before they are written
     }
     if (shape_.has_mtp) slot.kept_hidden = ops_.persistent(kMaxWindow, shape_.row_values());
   }
+  whole_ = true;
 }
 
 void SlotTable::release(uint32_t slot) {

@@ -36,6 +36,8 @@ class SlotTable {
  public:
   /// `slots` sequences at most. The states of all are made here, so that serving takes no memory for them.
   SlotTable(const ModelShape& shape, Ops& ops, int64_t slots, int64_t pages);
+  /// False where the backend had no memory for all states: the table is then of no use.
+  bool whole() const { return whole_; }
 
   void release(uint32_t slot);
   /// Applies one sequence's page changes and commits: returns the slot, or an error that names slot and both positions
@@ -59,6 +61,7 @@ class SlotTable {
   Ops& ops_;
   int64_t pages_;
   std::vector<Slot> slots_;
+  bool whole_ = false;
 };
 
 }  // namespace tensorfold

@@ -30,10 +30,12 @@ SnapshotStore::SnapshotStore(const ModelShape& shape, Ops& ops, int64_t capacity
   for (Snapshot& snapshot : snapshots_) {
     for (const StateShape& layer : shape_.recurrent) {
       snapshot.recurrent.push_back(ops_.make_recurrent_state(layer));
+      if (snapshot.recurrent.back() == nullptr) return;
       snapshot.recurrent.back()->reset();  // large ones are not there before they are written
     }
     if (shape_.has_mtp) snapshot.kept_hidden = ops_.persistent(kMaxWindow, shape_.row_values());
   }
+  whole_ = true;
 }
 
 absl::Status SnapshotStore::check(uint32_t id, bool must_hold) const {

@@ -24,6 +24,8 @@ class SnapshotStore {
   /// Numbers below `capacity`. All their memory is taken and touched here: what the plan of memory says is there before
   /// the first request, and serving never asks the system for more.
   SnapshotStore(const ModelShape& shape, Ops& ops, int64_t capacity);
+  /// False where the backend had no memory for all states: the store is then of no use.
+  bool whole() const { return whole_; }
 
   /// FailedPrecondition, InvalidArgument: no such number, a free slot, or nothing under that number.
   absl::Status take(uint32_t id, const Slot& slot);
@@ -56,6 +58,7 @@ class SnapshotStore {
   const ModelShape& shape_;
   Ops& ops_;
   std::vector<Snapshot> snapshots_;
+  bool whole_ = false;
 };
 
 }  // namespace tensorfold

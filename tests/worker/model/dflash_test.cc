@@ -349,23 +349,51 @@ TEST(Dflash, BackendWithWideProductsRefusesNarrowSlices) {
   EXPECT_TRUE(ModelShards::load_all(kPairs[0].target, 1, ops, kPairs[0].drafter).ok());
 }
 
-class NoHeads : public CpuOps {
+// Has no memory left from the `last`th cache or state on.
+class NoRoom : public CpuOps {
  public:
-  NoHeads() : CpuOps(kernels_for("auto"), std::make_shared<ThreadPool>(1)) {}
+  explicit NoRoom(int last) : CpuOps(kernels_for("auto"), std::make_shared<ThreadPool>(1)), left_(last) {}
   std::unique_ptr<KvCache> make_kv_cache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t dim) override {
-    return dim == 8 ? nullptr : CpuOps::make_kv_cache(layers, pages, kv_heads, dim);
+    return --left_ > 0 ? CpuOps::make_kv_cache(layers, pages, kv_heads, dim) : nullptr;
   }
-  std::string finish_pass() override { return "heads of 8"; }
+  std::unique_ptr<RowCache> make_row_cache(std::span<const RowCacheLayer> layers, int64_t pages) override {
+    return --left_ > 0 ? CpuOps::make_row_cache(layers, pages) : nullptr;
+  }
+  std::unique_ptr<RecurrentState> make_recurrent_state(const StateShape& shape) override {
+    return --left_ > 0 ? CpuOps::make_recurrent_state(shape) : nullptr;
+  }
+  std::string finish_pass() override { return "no memory left"; }
+
+ private:
+  int left_;
 };
 
-// Protects: a backend that cannot keep a drafter's keys says so, and whose they are.
-TEST(Dflash, BackendWithoutRoomForKeysRefuses) {
-  NoHeads ops;
-  auto shards = *ModelShards::load_all(kPairs[0].target, 1, ops, kPairs[0].drafter);
-  const auto runner = PassRunner::create(ops, shards->model(0), {}, shards->drafter(0));
-  ASSERT_FALSE(runner.ok());
-  EXPECT_EQ(std::string(runner.status().message()), "keys and values of the block drafter (draft.model): heads of 8");
-  EXPECT_TRUE(PassRunner::create(ops, shards->model(0), {}).ok());
+// Protects: a backend that has no room for something says so at the start, and for what, whatever it is.
+TEST(Dflash, BackendWithoutRoomRefuses) {
+  struct Room {
+    std::string target, drafter;
+    DrafterChoice::Own own;
+    int last;
+    const char* says;
+  };
+  const auto no = DrafterChoice::Own::kNo, own = DrafterChoice::Own::kWanted;
+  for (const Room& room : {
+           Room{kFixtures + "qwen3", kFixtures + "dflash", no, 1, "keys and values of the model"},
+           Room{kFixtures + "qwen3", kFixtures + "dflash", no, 2, "keys and values of the block drafter (draft.model)"},
+           Room{kFixtures + "deepseek_v4_released", "", own, 2, "keys and values of the model"},
+           Room{kFixtures + "deepseek_v4_released", "", own, 3,
+                "keys and values of the checkpoint's own block drafter (draft.kind: dspark)"},
+           Room{kFixtures + "qwen3_5", "", no, 3, "states of 2 snapshots (cache.snapshot_bytes)"},
+           Room{kFixtures + "qwen3_5", "", no, 9, "states of 16 sequences (schedule.max_sequences)"},
+       }) {
+    NoRoom ops(room.last);
+    auto shards = *ModelShards::load_all(room.target, 1, ops, DrafterChoice(room.drafter, room.own));
+    RunnerOptions options;
+    options.snapshots = 2;
+    const auto runner = PassRunner::create(ops, shards->model(0), options, shards->drafter(0));
+    ASSERT_FALSE(runner.ok()) << room.says;
+    EXPECT_EQ(std::string(runner.status().message()), std::string(room.says) + ": no memory left");
+  }
 }
 
 // Protects: plans that ask for blocks which a rank cannot give are errors that say so.
