@@ -17,8 +17,8 @@ int64_t tap_columns(const ModelConfig& config) {
   return static_cast<int64_t>(config.dspark.target_layers.size()) * config.hidden_size;
 }
 
-// Columns of main_proj that a slice may end on: whole quantisation groups, whole vectors, or less where there would not be
-// as many slices as a world may have ranks.
+// Columns of main_proj that a slice may end on: whole quantisation groups, whole vectors, or less where there would not
+// be as many slices as a world may have ranks.
 int64_t tap_unit(const ModelConfig& config) {
   if (const auto format = config.quantization.of("mtp.0.main_proj"); format.has_value()) return format->group;
   int64_t unit = 16;
