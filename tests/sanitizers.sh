@@ -13,7 +13,7 @@ case "${1:-}" in
     echo wire_plan_test wire_report_test join_test                                 # between ranks
     echo api_test http_protocol_test http_replies_test                             # from clients
     echo engine_test pass_runner_test exchange_sum_test rank_loop_test slots_test
-    echo dflash_test engine_dflash_test                                            # block drafters
+    echo dflash_test dspark_test engine_dflash_test                                # block drafters
     ;;
   tsan)
     echo transport_local_test transport_ucx_threads_test exchange_sum_test rank_loop_test cluster_runs_test
