@@ -210,7 +210,7 @@ TEST(DifferentialPrecision, FullHasBitsOfItsOwnInEveryCell) {
 // A target and a block drafter for it, for cells that draft with it beside the others.
 TesterOptions with_drafter(const std::string& target, const std::string& drafter) {
   TesterOptions options = options_for(target);
-  options.drafter = folder(drafter);
+  options.drafter = DrafterChoice(folder(drafter));
   options.axes.variants = {available_isas().front(), "portable"};
   options.axes.worlds = {1, 3, 8};
   options.axes.widths = {2, 5, 8};
@@ -275,7 +275,7 @@ TEST(DifferentialDrafters, BlocksLeaveNoMarkOnGpu) {
   expect_no_difference(on_gpu(with_drafter("qwen3", "dflash")), false);
   TesterOptions follower = on_gpu(with_drafter("follower", "follower_dflash"));
   follower.model_dir = wide_follower("follower");
-  follower.drafter = wide_follower("follower_dflash");
+  follower.drafter = DrafterChoice(wide_follower("follower_dflash"));
   follower.reply_tokens = 40;
   const absl::StatusOr<TesterReport> report = run_tester(follower);
   ASSERT_TRUE(report.ok()) << report.status();

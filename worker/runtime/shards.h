@@ -22,7 +22,8 @@ struct DflashConfig;
 struct DrafterChoice {
   enum class Own : uint8_t { kNo, kIfThere, kWanted };
   DrafterChoice() = default;
-  DrafterChoice(std::string checkpoint, Own from_model = Own::kNo) : folder(std::move(checkpoint)), own(from_model) {}
+  explicit DrafterChoice(std::string checkpoint, Own from_model = Own::kNo)
+      : folder(std::move(checkpoint)), own(from_model) {}
 
   std::string folder;  // of a checkpoint of its own; empty: none
   Own own = Own::kNo;  // with no folder: the stages that the model's files bring along (DSpark)

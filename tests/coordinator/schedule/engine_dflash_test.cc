@@ -123,8 +123,12 @@ class EngineDflash : public ::testing::Test {
 
   static void SetUpTestSuite() {
     const auto packer = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
-    shards_ = ModelShards::load_all(kFixtures + "follower", kWorld, *packer, kFixtures + "follower_dflash")->release();
-    second_ = ModelShards::load_all(kFixtures + "follower", kWorld, *packer, kFixtures + "follower_dflash2")->release();
+    shards_ =
+        ModelShards::load_all(kFixtures + "follower", kWorld, *packer, DrafterChoice(kFixtures + "follower_dflash"))
+            ->release();
+    second_ =
+        ModelShards::load_all(kFixtures + "follower", kWorld, *packer, DrafterChoice(kFixtures + "follower_dflash2"))
+            ->release();
   }
   static void TearDownTestSuite() {
     delete shards_;

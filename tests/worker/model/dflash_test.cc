@@ -271,13 +271,16 @@ TEST(Dflash, RefusesWhatDoesNotFit) {
     ASSERT_FALSE(status.ok());
     EXPECT_THAT(std::string(status.message()), HasSubstr(misfit.says));
   }
-  const auto wrong = ModelShards::open(kFixtures + "follower", 1, Precision::kCheckpoint, kFixtures + "dflash");
+  const auto wrong =
+      ModelShards::open(kFixtures + "follower", 1, Precision::kCheckpoint, DrafterChoice(kFixtures + "dflash"));
   ASSERT_FALSE(wrong.ok());
   EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("vocab_size: the drafter has 512, the target 128"));
-  const auto no_drafter = ModelShards::open(kFixtures + "qwen3", 1, Precision::kCheckpoint, kFixtures + "qwen3");
+  const auto no_drafter =
+      ModelShards::open(kFixtures + "qwen3", 1, Precision::kCheckpoint, DrafterChoice(kFixtures + "qwen3"));
   ASSERT_FALSE(no_drafter.ok());
   EXPECT_THAT(std::string(no_drafter.status().message()), HasSubstr("Read are: DFlashDraftModel"));
-  const auto nowhere = ModelShards::open(kFixtures + "qwen3", 1, Precision::kCheckpoint, kFixtures + "nowhere");
+  const auto nowhere =
+      ModelShards::open(kFixtures + "qwen3", 1, Precision::kCheckpoint, DrafterChoice(kFixtures + "nowhere"));
   EXPECT_TRUE(absl::IsNotFound(nowhere.status())) << nowhere.status();
   const auto wide = drafter_shape(fits, {16, 0});
   ASSERT_FALSE(wide.ok());
@@ -285,7 +288,7 @@ TEST(Dflash, RefusesWhatDoesNotFit) {
 }
 
 std::string load_error(const std::string& drafter) {
-  const auto shards = ModelShards::load_all(kFixtures + "qwen3_5", 1, kCpu, nullptr, drafter);
+  const auto shards = ModelShards::load_all(kFixtures + "qwen3_5", 1, kCpu, nullptr, DrafterChoice(drafter));
   EXPECT_FALSE(shards.ok());
   return std::string(shards.status().message());
 }
@@ -323,7 +326,7 @@ class NoBlocks : public CpuOps {
 // Protects: a backend without the operations refuses a drafter in a sentence, and runs its target without.
 TEST(Dflash, BackendWithoutBlocksRefuses) {
   NoBlocks ops;
-  const auto shards = ModelShards::load_all(kFixtures + "qwen3", 1, ops, kFixtures + "dflash");
+  const auto shards = ModelShards::load_all(kFixtures + "qwen3", 1, ops, DrafterChoice(kFixtures + "dflash"));
   ASSERT_FALSE(shards.ok());
   EXPECT_EQ(std::string(shards.status().message()),
             "a block drafter (draft.model) drafts blocks of rows at once, which backend plain does not compute: run it "
@@ -341,12 +344,13 @@ class WideProducts : public CpuOps {
 // Protects: slices that a backend's products cannot begin at are refused at load, with the matrix and both numbers.
 TEST(Dflash, BackendWithWideProductsRefusesNarrowSlices) {
   WideProducts ops;
-  const auto shards = ModelShards::load_all(kFixtures + "follower", 1, ops, kFixtures + "follower_dflash");
+  const auto shards =
+      ModelShards::load_all(kFixtures + "follower", 1, ops, DrafterChoice(kFixtures + "follower_dflash"));
   ASSERT_FALSE(shards.ok());
   EXPECT_THAT(
       std::string(shards.status().message()),
       HasSubstr("mlp.down_proj: 8 slices of 2 columns; backend wide computes products of multiples of 8 columns"));
-  EXPECT_TRUE(ModelShards::load_all(kPairs[0].target, 1, ops, kPairs[0].drafter).ok());
+  EXPECT_TRUE(ModelShards::load_all(kPairs[0].target, 1, ops, DrafterChoice(kPairs[0].drafter)).ok());
 }
 
 // Has no memory left from the `last`th cache or state on.
