@@ -149,7 +149,7 @@ class ScheduleRun {
   void submit(uint32_t number, Priority priority) {
     GenerationRequest wanted = request(number);
     wanted.priority = priority;
-    GenerationSink sink = [](GenerationEvent) {};
+    GenerationSink sink = [](const GenerationEvent&) {};
     if (number == 0) sink = [heard = heard_](const GenerationEvent& event) { heard->take(event); };
     const ApiOr<uint64_t> id = engine_.submit(std::move(wanted), std::move(sink));
     if (!id.ok() && !over_) refused_ = id.error().message;
