@@ -284,10 +284,13 @@ absl::Status check_memory_plan(const MemoryPlan& plan, const Profile& profile, i
                     profile.model.context_length / kPageTokens + 2));
   }
   if (available < 0 || plan.total() <= available - profile.memory.floor_free) return absl::OkStatus();
-  return absl::ResourceExhaustedError(fmt::format(
-      "rank {} needs {}, but {} are available and memory.floor_free keeps {}: lower memory.kv_bytes, "
-      "cache.snapshot_bytes, schedule.max_sequences or schedule.max_batch_rows, or use more ranks",
-      plan.rank, human_bytes(plan.total()), human_bytes(available), human_bytes(profile.memory.floor_free)));
+  const bool drafter =
+      std::any_of(plan.items.begin(), plan.items.end(), [](const MemoryItem& item) { return item.name == "drafter"; });
+  return absl::ResourceExhaustedError(
+      fmt::format("rank {} needs {}, but {} are available and memory.floor_free keeps {}: lower memory.kv_bytes, "
+                  "cache.snapshot_bytes, schedule.max_sequences or schedule.max_batch_rows, {}or use more ranks",
+                  plan.rank, human_bytes(plan.total()), human_bytes(available), human_bytes(profile.memory.floor_free),
+                  drafter ? "leave the block drafter out (draft.kind), " : ""));
 }
 
 std::string memory_plan_text(const MemoryPlan& plan) {

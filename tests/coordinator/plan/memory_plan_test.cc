@@ -10,6 +10,7 @@ namespace tensorfold {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kFixtures = std::string(TENSORFOLD_SOURCE_DIR) + "/tests/fixtures/";
 
@@ -126,7 +127,8 @@ TEST(MemoryPlan, CountsABlockDrafter) {
     planned.profile.draft.kind = kind;
     const MemoryPlan plan = planned.plan();
     const std::unique_ptr<Ops> ops = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
-    auto shards = *ModelShards::load_all(planned.profile.model.path, 1, *ops, planned.profile.draft.model);
+    auto shards =
+        *ModelShards::load_all(planned.profile.model.path, 1, *ops, DrafterChoice(planned.profile.draft.model));
     RunnerOptions options;
     options.pages = plan.pages;
     auto runner = *PassRunner::create(*ops, shards->model(0), options, shards->drafter(0));
@@ -154,6 +156,33 @@ TEST(MemoryPlan, CountsABlockDrafter) {
   const auto refused = make_memory_plan(planned.profile, planned.checkpoint->config(), planned.facts, 0);
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("DFlashDraftModel"));
+}
+
+// Protects: the same of the drafter that a model brings along, where it would be used; and a plan that does not fit
+// says that it can be left out.
+TEST(MemoryPlan, CountsTheModelsOwnDrafter) {
+  for (const char* fixture : {"deepseek_v4_released", "deepseek_v41"}) {
+    Planned planned(fixture);
+    planned.profile.draft.kind = "copy";
+    const MemoryPlan plain = planned.plan();
+    EXPECT_EQ(bytes_of(plain, "drafter"), 0);
+    for (const char* kind : {"dspark", "auto"}) {
+      planned.profile.draft.kind = kind;
+      const MemoryPlan plan = planned.plan();
+      const std::unique_ptr<Ops> ops = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+      auto shards = *ModelShards::load_all(planned.profile.model.path, 1, *ops, DrafterChoice::of_kind(kind, ""));
+      RunnerOptions options;
+      options.pages = plan.pages;
+      auto runner = *PassRunner::create(*ops, shards->model(0), options, shards->drafter(0));
+      EXPECT_EQ(bytes_of(plan, "pages"), runner->kv_bytes()) << kind;
+      EXPECT_EQ(plan.page_bytes, runner->page_bytes()) << kind;
+      EXPECT_GT(plan.page_bytes, plain.page_bytes) << kind;
+      EXPECT_GE(bytes_of(plan, "drafter"), shards->drafter(0)->weight_bytes()) << kind;
+      EXPECT_EQ(bytes_of(plan, "weights"), bytes_of(plain, "weights")) << kind;
+      EXPECT_THAT(std::string(check_memory_plan(plan, planned.profile, 1).message()), HasSubstr("draft.kind"));
+    }
+    EXPECT_THAT(std::string(check_memory_plan(plain, planned.profile, 1).message()), Not(HasSubstr("draft.kind")));
+  }
 }
 
 // Protects: every rank has the same pages, and ranks of a world together hold what one rank does, but for what is whole
