@@ -5,18 +5,35 @@
 
 #include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/numerics/check.h"
+#include "kernels/ops/block_ops.h"
 
 namespace tensorfold {
 
-void check_group(const RowGroup& g, int64_t rows, int64_t pages) {
-  kernel_check(g.first_row >= 0 && g.rows >= 0 && g.first_row + g.rows <= rows, "row group outside the pass");
-  const int64_t needed = (g.first_position + g.rows + kPageTokens - 1) / kPageTokens;
-  kernel_check(g.first_position >= 0 && (g.rows == 0 || static_cast<int64_t>(g.pages.size()) >= needed),
-               "row group: page table too short");
-  for (int64_t i = 0; g.rows > 0 && i < needed; ++i) {
+namespace {
+
+// That the first `keys` tokens have pages.
+void check_table(const RowGroup& g, int64_t keys, int64_t pages) {
+  const int64_t needed = (keys + kPageTokens - 1) / kPageTokens;
+  kernel_check(static_cast<int64_t>(g.pages.size()) >= needed, "row group: page table too short");
+  for (int64_t i = 0; i < needed; ++i) {
     const int32_t page = g.pages[static_cast<size_t>(i)];
     kernel_check(page >= 0 && page < pages, "row group: no such page");
   }
+}
+
+}  // namespace
+
+void check_group(const RowGroup& g, int64_t rows, int64_t pages) {
+  kernel_check(g.first_row >= 0 && g.rows >= 0 && g.first_row + g.rows <= rows && g.first_position >= 0,
+               "row group outside the pass");
+  if (g.rows > 0) check_table(g, g.first_position + g.rows, pages);
+}
+
+void check_block(const RowGroup& g, int64_t rows, int64_t pages) {
+  kernel_check(g.first_row >= 0 && g.rows >= 0 && g.rows <= kMostBlockRows && g.first_row + g.rows <= rows &&
+                   g.first_position >= 0,
+               "block outside the pass");
+  check_table(g, g.first_position, pages);
 }
 
 CpuKvCache::CpuKvCache(int64_t layers, int64_t pages, int64_t kv_heads, int64_t head_dim)

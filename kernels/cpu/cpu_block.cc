@@ -11,18 +11,6 @@
 namespace tensorfold {
 namespace {
 
-// A block's own rows have no place in the cache: only what is before them must be in the page table.
-void check_block(const RowGroup& g, int64_t rows, int64_t pages) {
-  kernel_check(g.first_row >= 0 && g.rows >= 0 && g.rows <= kMostBlockRows && g.first_row + g.rows <= rows,
-               "block outside the pass");
-  const int64_t needed = (g.first_position + kPageTokens - 1) / kPageTokens;
-  kernel_check(g.first_position >= 0 && static_cast<int64_t>(g.pages.size()) >= needed, "block: page table too short");
-  for (int64_t i = 0; i < needed; ++i) {
-    const int32_t page = g.pages[static_cast<size_t>(i)];
-    kernel_check(page >= 0 && page < pages, "block: no such page");
-  }
-}
-
 int64_t tile_floats(int64_t keys, int64_t head_floats) { return (keys + kPageTokens - 1) / kPageTokens * head_floats; }
 
 }  // namespace

@@ -315,13 +315,6 @@ void CpuOps::select_rows(const RowCache& row_cache, const SelectArgs& args) {
 
 namespace {
 
-// A block's own rows have no place in the cache: only what is before them must be in the page table.
-void check_block(const RowGroup& g, int64_t rows, int64_t pages) {
-  kernel_check(g.first_row >= 0 && g.rows >= 0 && g.rows <= kMostBlockRows && g.first_row + g.rows <= rows,
-               "latent_attention: block outside the pass");
-  check_group({0, g.first_position, 0, 0, 0, g.pages}, g.first_position, pages);
-}
-
 // The rows that the pass' row `r` at `position` attends to.
 void list_rows(const CpuRowCache& cache, const LatentAttentionArgs& args, const RowGroup& g, int64_t r,
                int64_t position, std::vector<const float*>* list) {

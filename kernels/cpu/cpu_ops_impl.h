@@ -97,6 +97,8 @@ class CpuRecurrentState : public CpuStateMemory {
 // Checks a group against tensors of `rows` rows and a cache of `pages` pages: a wrong page would read another
 // sequence's keys.
 void check_group(const RowGroup& g, int64_t rows, int64_t pages);
+// The same of a block of drafts (block_ops.h), whose own rows have no place in the cache.
+void check_block(const RowGroup& g, int64_t rows, int64_t pages);
 
 class CpuOps : public Ops {
  public:

@@ -20,7 +20,7 @@ struct ModelFacts {
   int64_t mtp_parameters = 0;      // of them
   int64_t drafter_parameters = 0;  // of them: the checkpoint's own block drafter
   /// Bytes in the files by use: embedding, head, attention, delta_net, mlp, experts, shared
-  /// expert, router, norms, mtp, vision, skipped.
+  /// expert, router, norms, mtp, drafter, vision, skipped.
   std::map<std::string, int64_t> bytes_by_kind;
   /// The same in the memory of the CPU backend and of CUDA's, all ranks together: formats that are kept dequantised
   /// take more.
@@ -28,7 +28,7 @@ struct ModelFacts {
   std::map<std::string, int64_t> device_memory_by_kind;
   /// Bytes of the language model by format: "bf16", "mlx affine 4-bit g64" (words, scales and biases together).
   std::map<std::string, int64_t> bytes_by_format;
-  int64_t weight_bytes = 0;  // of the language model
+  int64_t weight_bytes = 0;  // of the language model and its drafter
   int64_t file_bytes = 0;    // of all weight files
 
   int64_t layers = 0;

@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,14 +47,37 @@ struct DrafterFacts {
   int64_t most_drafts() const { return block_size - first_draft; }
 };
 
+/// The projection and the norm that make a token's context row of its taps. Cut along its columns.
+class TapProjection {
+ public:
+  struct Size {
+    int64_t taps = 0;
+    int64_t width = 0;                  // of one
+    int64_t hidden = 0;                 // of a context row
+    std::optional<int64_t> group = {};  // quantisation group that a slice must end on
+  };
+  /// InvalidArgument where groups do not fit, or the world is wider than the slices.
+  static absl::StatusOr<SlicePlan> plan(const Size& size, ShardSpec shard);
+  static absl::StatusOr<TapProjection> load(LoadContext& load, const std::string& projection, const std::string& norm,
+                                            const Size& size);
+  /// normed [rows, hidden] of taps [rows, taps * width].
+  absl::Status make_rows(PassContext& pass, Tensor taps, float eps, Tensor normed) const;
+  WeightCost cost() const { return projection_.cost(); }
+
+ private:
+  int64_t first_column_ = 0;  // of this rank's slices
+  int64_t columns_ = 0;
+  SlicedProjection projection_;
+  std::unique_ptr<Vector> norm_;
+};
+
 /// The rows of a pass that guess, block after block, and what a drafter chooses tokens with.
 struct BlockRows {
   Ops* ops = nullptr;
   Tensor hidden;                     // [rows, hidden]
   std::span<const int64_t> drafts;   // rows of each block
   std::span<const int32_t> anchors;  // its last token
-  int64_t first_vocab_id = 0;        // this rank's part of the vocabulary
-  int64_t local_vocab = 0;
+  int64_t local_vocab = 0;           // this rank's part of the vocabulary
   /// logits [rows, local_vocab] of hidden rows: the target's head.
   std::function<void(Tensor hidden, Tensor logits)> head;
   /// The `most` best tokens of each row over all ranks' parts; an exchange. Every rank must call it alike.

@@ -17,6 +17,14 @@ absl::StatusOr<std::unique_ptr<Vector>> packed_norm(LoadContext& load, const std
   return load.ops.pack_vector(*values);
 }
 
+absl::StatusOr<std::unique_ptr<Weight>> packed_rows(LoadContext& load, const std::string& module, int64_t rows,
+                                                    int64_t cols, int64_t first, int64_t count) {
+  absl::StatusOr<MatrixSource> matrix = load.reader.matrix(module, rows, cols);
+  if (!matrix.ok()) return matrix.status();
+  const MatrixSource part = matrix->slice_rows(first, count);
+  return load.ops.pack({&part, 1});
+}
+
 absl::StatusOr<std::unique_ptr<Vector>> packed_part(LoadContext& load, const std::string& name, int64_t size,
                                                     int64_t first, int64_t count) {
   absl::StatusOr<std::vector<float>> values = load.reader.vector(name, size);

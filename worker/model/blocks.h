@@ -25,6 +25,17 @@ absl::StatusOr<std::unique_ptr<Vector>> packed_norm(LoadContext& load, const std
 absl::StatusOr<std::unique_ptr<Vector>> packed_part(LoadContext& load, const std::string& name, int64_t size,
                                                     int64_t first, int64_t count);
 
+/// Rows [first, first + count) of a matrix [rows, cols], packed.
+absl::StatusOr<std::unique_ptr<Weight>> packed_rows(LoadContext& load, const std::string& module, int64_t rows,
+                                                    int64_t cols, int64_t first, int64_t count);
+/// Moves a loaded part to its place.
+template <typename Part>
+absl::Status take(absl::StatusOr<Part> part, Part* into) {
+  if (!part.ok()) return part.status();
+  *into = *std::move(part);
+  return absl::OkStatus();
+}
+
 /// What one pass reads of a block's weights, and how many values those are (each is one multiply-add a row).
 struct WeightCost {
   int64_t bytes = 0;

@@ -33,17 +33,13 @@ struct DflashDrafter::Layer {
 
 namespace {
 
-int64_t tap_columns(const DflashConfig& config) {
-  return static_cast<int64_t>(config.target_layers.size()) * config.target_hidden;
+TapProjection::Size tap_size(const DflashConfig& config) {
+  TapProjection::Size size = {.taps = static_cast<int64_t>(config.target_layers.size()),
+                              .width = config.target_hidden,
+                              .hidden = config.model.hidden_size};
+  if (const auto format = config.model.quantization.of("fc"); format.has_value()) size.group = format->group;
+  return size;
 }
-
-// Columns of fc that a slice may end on: whole quantisation groups, whole vectors.
-int64_t tap_unit(const DflashConfig& config) {
-  if (const auto format = config.model.quantization.of("fc"); format.has_value()) return format->group;
-  return config.target_hidden % 16 == 0 ? 16 : 1;
-}
-
-Slices tap_slices(const DflashConfig& config) { return make_slices(tap_columns(config) / tap_unit(config)); }
 
 // Slices must end on whole quantisation groups.
 absl::Status check_groups(const DflashConfig& config) {
@@ -51,11 +47,6 @@ absl::Status check_groups(const DflashConfig& config) {
   if (columns % group != 0) {
     return absl::InvalidArgumentError(
         fmt::format("the drafter's intermediate_size {} does not end on a quantisation group of {}", columns, group));
-  }
-  if (tap_columns(config) % tap_unit(config) != 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("the drafter's {} tap columns do not end on a quantisation group of {}", tap_columns(config),
-                    tap_unit(config)));
   }
   return absl::OkStatus();
 }
@@ -67,26 +58,11 @@ AttentionSpec attention_spec(const DflashConfig& config) {
           .slices = head_slices(config.model)};
 }
 
-absl::StatusOr<std::unique_ptr<Weight>> packed_matrix(LoadContext& load, const std::string& module, int64_t rows,
-                                                      int64_t cols) {
-  absl::StatusOr<MatrixSource> matrix = load.reader.matrix(module, rows, cols);
-  if (!matrix.ok()) return matrix.status();
-  return load.ops.pack({&*matrix, 1});
-}
-
 absl::StatusOr<std::unique_ptr<Weight>> packed_bare(LoadContext& load, const std::string& tensor, int64_t rows,
                                                     int64_t cols) {
   absl::StatusOr<MatrixSource> matrix = load.reader.bare_matrix(tensor, rows, cols);
   if (!matrix.ok()) return matrix.status();
   return load.ops.pack({&*matrix, 1});
-}
-
-// Moves a loaded part to its place.
-template <typename Part>
-absl::Status take(absl::StatusOr<Part> part, Part* into) {
-  if (!part.ok()) return part.status();
-  *into = *std::move(part);
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -98,9 +74,11 @@ absl::StatusOr<DrafterShape> drafter_shape(const DflashConfig& config, ShardSpec
     return s;
   }
   if (absl::Status s = add_dimension(plan, "drafter's mlp columns", mlp_slices(config.model), shard); !s.ok()) return s;
-  if (absl::Status s = add_dimension(plan, "drafter's tap columns", tap_slices(config), shard); !s.ok()) return s;
+  absl::StatusOr<SlicePlan> taps = TapProjection::plan(tap_size(config), shard);
+  if (!taps.ok()) return taps.status();
   DrafterShape shape;
   shape.slices = plan.slices;
+  shape.slices.dimensions.insert(shape.slices.dimensions.end(), taps->dimensions.begin(), taps->dimensions.end());
   shape.kv_layers = config.model.layer_count();
   const AttentionSpec spec = attention_spec(config);
   shape.kv_heads = kv_share(spec, make_cut(spec.slices, shard)).count;
@@ -146,12 +124,8 @@ absl::Status DflashDrafter::load_parts(LoadContext& load) {
   for (int64_t head = heads.first_unit(); head < heads.first_unit() + local_heads_; ++head) {
     kv_head_of_.push_back(static_cast<int32_t>(head / (spec.heads / spec.kv_heads) - kv.first));
   }
-  const Cut taps = make_cut(tap_slices(config_), load.shard);
-  const int64_t unit = tap_unit(config_);
-  first_tap_column_ = taps.first_unit() * unit;
-  tap_columns_ = taps.unit_count() * unit;
-  if (absl::Status s = take(SlicedProjection::load(load, "fc", model.hidden_size, taps, unit), &fc_); !s.ok()) return s;
-  if (absl::Status s = take(packed_norm(load, "hidden_norm", model.hidden_size), &hidden_norm_); !s.ok()) return s;
+  if (absl::Status s = take(TapProjection::load(load, "fc", "hidden_norm", tap_size(config_)), &taps_); !s.ok())
+    return s;
   if (absl::Status s = take(packed_norm(load, "norm", model.hidden_size), &norm_); !s.ok()) return s;
   inv_freq_ = load.ops.pack_vector(inverse_frequencies(model));
   attention_factor_ = rope_attention_factor(model);
@@ -163,7 +137,7 @@ absl::Status DflashDrafter::load_parts(LoadContext& load) {
   const std::string selector = "candidate_selector.";
   const int64_t rank = config_.selector_rank;
   if (absl::Status s =
-          take(packed_matrix(load, selector + "hidden_projection", rank, model.hidden_size), &selector_hidden_);
+          take(packed_rows(load, selector + "hidden_projection", rank, model.hidden_size, 0, rank), &selector_hidden_);
       !s.ok()) {
     return s;
   }
@@ -230,10 +204,11 @@ absl::StatusOr<std::unique_ptr<DflashDrafter::Conv>> DflashDrafter::load_conv(Lo
     conv->base[side] = load.ops.pack_vector(
         std::span(*base).subspan(static_cast<size_t>(side * taps * hidden), static_cast<size_t>(taps * hidden)));
   }
-  absl::StatusOr<std::unique_ptr<Weight>> dynamic =
-      packed_matrix(load, prefix + ".kernel_projection", 2 * taps * hidden / config_.conv_group, hidden);
-  if (!dynamic.ok()) return dynamic.status();
-  conv->dynamic = *std::move(dynamic);
+  const int64_t rows = 2 * taps * hidden / config_.conv_group;
+  if (absl::Status s = take(packed_rows(load, prefix + ".kernel_projection", rows, hidden, 0, rows), &conv->dynamic);
+      !s.ok()) {
+    return s;
+  }
   return conv;
 }
 
@@ -249,13 +224,8 @@ void DflashDrafter::project_keys(PassContext& pass, const Layer& layer, const Ro
 absl::Status DflashDrafter::add_context(PassContext& pass, Tensor taps) const {
   Ops& ops = *pass.ops;
   const ScratchScope scope(ops);
-  const Tensor context = ops.scratch(taps.rows, config_.model.hidden_size);
-  ops.clear(context);
-  const absl::Status summed =
-      fc_.add_to(pass, -1, "drafter.fc", taps.columns(first_tap_column_, tap_columns_), context);
-  if (!summed.ok()) return summed;
   const Tensor normed = ops.scratch_input(taps.rows, config_.model.hidden_size);
-  ops.rms_norm(context, 1, *hidden_norm_, eps_, normed);
+  if (absl::Status status = taps_.make_rows(pass, taps, eps_, normed); !status.ok()) return status;
   const RopeTable rope = ops.rope_table(pass.rows, *inv_freq_, attention_factor_);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const ScratchScope each(ops);
@@ -437,7 +407,7 @@ std::vector<int32_t> DflashDrafter::select(Ops& ops, Tensor hidden, std::span<co
 }
 
 WeightCost DflashDrafter::cost() const {
-  WeightCost cost = fc_.cost();
+  WeightCost cost = taps_.cost();
   for (const std::unique_ptr<Layer>& layer : layers_) {
     cost += cost_of(*layer->q);
     cost += cost_of(*layer->kv);
@@ -454,7 +424,7 @@ WeightCost DflashDrafter::cost() const {
 }
 
 int64_t DflashDrafter::context_bytes() const {
-  WeightCost cost = fc_.cost();
+  WeightCost cost = taps_.cost();
   for (const std::unique_ptr<Layer>& layer : layers_) cost += cost_of(*layer->kv);
   return cost.bytes;
 }

@@ -59,12 +59,9 @@ class DflashDrafter : public BlockDrafter {
   float eps_ = 0;
   int64_t local_heads_ = 0;
   std::vector<int32_t> kv_head_of_;
-  int64_t first_tap_column_ = 0;  // of this rank's slices of fc
-  int64_t tap_columns_ = 0;
-  SlicedProjection fc_;
+  TapProjection taps_;
   std::unique_ptr<Vector> inv_freq_;
   double attention_factor_ = 1.0;
-  std::unique_ptr<Vector> hidden_norm_;
   std::unique_ptr<Vector> norm_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::unique_ptr<Weight> selector_hidden_;       // [rank, hidden]

@@ -13,22 +13,13 @@
 namespace tensorfold {
 namespace {
 
-int64_t tap_columns(const ModelConfig& config) {
-  return static_cast<int64_t>(config.dspark.target_layers.size()) * config.hidden_size;
+TapProjection::Size tap_size(const ModelConfig& config) {
+  TapProjection::Size size = {.taps = static_cast<int64_t>(config.dspark.target_layers.size()),
+                              .width = config.hidden_size,
+                              .hidden = config.hidden_size};
+  if (const auto format = config.quantization.of("mtp.0.main_proj"); format.has_value()) size.group = format->group;
+  return size;
 }
-
-// Columns of main_proj that a slice may end on: whole quantisation groups, whole vectors, or less where there would not
-// be as many slices as a world may have ranks.
-int64_t tap_unit(const ModelConfig& config) {
-  if (const auto format = config.quantization.of("mtp.0.main_proj"); format.has_value()) return format->group;
-  int64_t unit = 16;
-  while (unit > 1 && (config.hidden_size % unit != 0 || make_slices(tap_columns(config) / unit).count < kMaxSlices)) {
-    unit /= 2;
-  }
-  return unit;
-}
-
-Slices tap_slices(const ModelConfig& config) { return make_slices(tap_columns(config) / tap_unit(config)); }
 
 std::string stage_name(int64_t stage) { return fmt::format("mtp.{}", stage); }
 
@@ -38,35 +29,14 @@ ModelConfig with_own_experts(ModelConfig config) {
   return config;
 }
 
-absl::Status pack_matrix(LoadContext& load, const std::string& module, int64_t rows, int64_t cols, int64_t first,
-                         int64_t count, std::unique_ptr<Weight>* into) {
-  absl::StatusOr<MatrixSource> matrix = load.reader.matrix(module, rows, cols);
-  if (!matrix.ok()) return matrix.status();
-  const MatrixSource part = matrix->slice_rows(first, count);
-  *into = load.ops.pack({&part, 1});
-  return absl::OkStatus();
-}
-
-template <typename Part>
-absl::Status take(absl::StatusOr<Part> part, Part* into) {
-  if (!part.ok()) return part.status();
-  *into = *std::move(part);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<DrafterShape> dspark_shape(const ModelConfig& config, ShardSpec shard) {
-  if (tap_columns(config) % tap_unit(config) != 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("the drafter's {} tap columns do not end on a quantisation group of {}", tap_columns(config),
-                    tap_unit(config)));
-  }
   // Heads and expert columns are cut as the model's.
-  ModelShape plan;
-  if (absl::Status s = add_dimension(plan, "drafter's tap columns", tap_slices(config), shard); !s.ok()) return s;
+  absl::StatusOr<SlicePlan> slices = TapProjection::plan(tap_size(config), shard);
+  if (!slices.ok()) return slices.status();
   DrafterShape shape;
-  shape.slices = plan.slices;
+  shape.slices = *std::move(slices);
   shape.row_layers.assign(static_cast<size_t>(config.dspark.stages), {config.head_dim, 1});
   return shape;
 }
@@ -101,14 +71,8 @@ absl::StatusOr<std::unique_ptr<BlockDrafter>> DsparkDrafter::load(const ModelCon
 }
 
 absl::Status DsparkDrafter::load_parts(LoadContext& load) {
-  const Cut taps = make_cut(tap_slices(config_), load.shard);
-  const int64_t unit = tap_unit(config_);
-  first_tap_column_ = taps.first_unit() * unit;
-  tap_columns_ = taps.unit_count() * unit;
   absl::Status status =
-      take(SlicedProjection::load(load, "mtp.0.main_proj", config_.hidden_size, taps, unit), &main_proj_);
-  if (!status.ok()) return status;
-  status = take(packed_norm(load, "mtp.0.main_norm", config_.hidden_size), &main_norm_);
+      take(TapProjection::load(load, "mtp.0.main_proj", "mtp.0.main_norm", tap_size(config_)), &taps_);
   if (!status.ok()) return status;
   inv_freq_ = load.ops.pack_vector(inverse_frequencies(config_.rope));
   ones_ = load.ops.pack_vector(std::vector<float>(static_cast<size_t>(config_.head_dim), 1.0f));
@@ -127,13 +91,15 @@ absl::StatusOr<DsparkDrafter::Stage> DsparkDrafter::load_stage(LoadContext& load
   if (absl::Status s = take(StreamedLayer::load(load, prefix, /*by_token=*/false), &stage.blocks); !s.ok()) return s;
   if (absl::Status s = take(GroupedOutput::load(load, attention), &stage.out); !s.ok()) return s;
   const int64_t first = stage.out.first_head(), heads = stage.out.heads();
-  if (absl::Status s = pack_matrix(load, attention + ".wq_a", rank, hidden, 0, rank, &stage.query_a); !s.ok()) return s;
-  if (absl::Status s =
-          pack_matrix(load, attention + ".wq_b", config_.heads * dim, rank, first * dim, heads * dim, &stage.query_b);
+  if (absl::Status s = take(packed_rows(load, attention + ".wq_a", rank, hidden, 0, rank), &stage.query_a); !s.ok()) {
+    return s;
+  }
+  if (absl::Status s = take(packed_rows(load, attention + ".wq_b", config_.heads * dim, rank, first * dim, heads * dim),
+                            &stage.query_b);
       !s.ok()) {
     return s;
   }
-  if (absl::Status s = pack_matrix(load, attention + ".wkv", dim, hidden, 0, dim, &stage.keys); !s.ok()) return s;
+  if (absl::Status s = take(packed_rows(load, attention + ".wkv", dim, hidden, 0, dim), &stage.keys); !s.ok()) return s;
   if (absl::Status s = take(packed_norm(load, attention + ".q_norm", rank), &stage.query_norm); !s.ok()) return s;
   if (absl::Status s = take(packed_norm(load, attention + ".kv_norm", dim), &stage.keys_norm); !s.ok()) return s;
   if (absl::Status s = take(packed_part(load, attention + ".attn_sink", config_.heads, first, heads), &stage.sinks);
@@ -150,14 +116,17 @@ absl::Status DsparkDrafter::load_head(LoadContext& load) {
     if (absl::Status s = take(HyperHead::load(load, last + "."), &head_); !s.ok()) return s;
   }
   if (absl::Status s = take(packed_norm(load, last + ".norm", config_.hidden_size), &norm_); !s.ok()) return s;
-  const int64_t vocab = config_.vocab_size, rank = config_.dspark.markov_rank;
-  if (absl::Status s = pack_matrix(load, markov + (v41_ ? ".embed" : ".markov_w1"), vocab, rank, 0, vocab, &markov_in_);
-      !s.ok()) {
-    return s;
+  const int64_t vocab = config_.vocab_size, rank = config_.dspark.markov_rank, unit = load.ops.input_unit();
+  if (rank % unit != 0) {
+    return absl::UnimplementedError(
+        fmt::format("dspark_markov_rank is {}; backend {} computes products of multiples of {} columns: run it with "
+                    "backend cpu, or with another draft.kind",
+                    rank, load.ops.fingerprint_name(), unit));
   }
   const Cut cut = make_cut(vocab_slices(config_), load.shard);
-  if (absl::Status s = pack_matrix(load, markov + (v41_ ? ".head" : ".markov_w2"), vocab, rank, cut.first_unit(),
-                                   cut.unit_count(), &markov_out_);
+  const std::string in = markov + (v41_ ? ".embed" : ".markov_w1"), out = markov + (v41_ ? ".head" : ".markov_w2");
+  if (absl::Status s = take(packed_rows(load, in, vocab, rank, 0, vocab), &markov_in_); !s.ok()) return s;
+  if (absl::Status s = take(packed_rows(load, out, vocab, rank, cut.first_unit(), cut.unit_count()), &markov_out_);
       !s.ok()) {
     return s;
   }
@@ -178,13 +147,8 @@ Tensor DsparkDrafter::make_keys(PassContext& pass, const Stage& stage, const Rop
 absl::Status DsparkDrafter::add_context(PassContext& pass, Tensor taps) const {
   Ops& ops = *pass.ops;
   const ScratchScope scope(ops);
-  const Tensor context = ops.scratch(taps.rows, config_.hidden_size);
-  ops.clear(context);
-  const absl::Status summed =
-      main_proj_.add_to(pass, -1, "drafter.main_proj", taps.columns(first_tap_column_, tap_columns_), context);
-  if (!summed.ok()) return summed;
   const Tensor normed = ops.scratch_input(taps.rows, config_.hidden_size);
-  ops.rms_norm(context, 1, *main_norm_, eps_, normed);
+  if (absl::Status status = taps_.make_rows(pass, taps, eps_, normed); !status.ok()) return status;
   const RopeTable rope = ops.rope_table(pass.rows, *inv_freq_, 1.0);
   for (size_t i = 0; i < stages_.size(); ++i) {
     const ScratchScope each(ops);
@@ -285,7 +249,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> DsparkDrafter::choose(const Bl
 }
 
 WeightCost DsparkDrafter::cost() const {
-  WeightCost cost = main_proj_.cost();
+  WeightCost cost = taps_.cost();
   for (const Stage& stage : stages_) {
     cost += stage.blocks.cost();
     for (const Weight* weight : {stage.query_a.get(), stage.query_b.get(), stage.keys.get()}) cost += cost_of(*weight);
@@ -296,7 +260,7 @@ WeightCost DsparkDrafter::cost() const {
 }
 
 int64_t DsparkDrafter::context_bytes() const {
-  WeightCost cost = main_proj_.cost();
+  WeightCost cost = taps_.cost();
   for (const Stage& stage : stages_) cost += cost_of(*stage.keys);
   return cost.bytes;
 }

@@ -61,10 +61,8 @@ class DsparkDrafter : public BlockDrafter {
   const bool v41_;     // streams are collapsed by what the site before said; queries are not normed by head
   const bool rounds_;  // cached rows are rounded as a part of the model
   const float eps_;
-  int64_t first_tap_column_ = 0;  // of this rank's slices of main_proj
-  int64_t tap_columns_ = 0;
-  SlicedProjection main_proj_;
-  std::unique_ptr<Vector> main_norm_, norm_;
+  TapProjection taps_;
+  std::unique_ptr<Vector> norm_;
   std::unique_ptr<Vector> inv_freq_;
   std::unique_ptr<Vector> ones_;  // deepseek_v4: each head's query is normed without weights
   std::vector<Stage> stages_;

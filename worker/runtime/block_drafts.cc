@@ -84,7 +84,6 @@ absl::Status PassRunner::draft_blocks(std::vector<Work>& work) {
   ops_.gather_rows(hidden, wanted, rows.hidden);
   rows.drafts = counts;
   rows.anchors = anchors;
-  rows.first_vocab_id = model_.shape().first_vocab_id;
   rows.local_vocab = model_.shape().local_vocab;
   rows.head = [&](Tensor from, Tensor logits) { model_.logits(pass, from, logits); };
   rows.best = [&](Tensor logits, int64_t most) { return best_candidates(logits, most); };

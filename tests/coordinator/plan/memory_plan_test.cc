@@ -117,6 +117,18 @@ TEST(MemoryPlan, SaysWhenSnapshotsAreFew) {
   EXPECT_EQ(note(), "none");
 }
 
+// The plan is what a rank takes that loads this drafter, to the byte in its pages.
+void expect_planned(const Planned& planned, const MemoryPlan& plan, const DrafterChoice& drafter) {
+  const std::unique_ptr<Ops> ops = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
+  auto shards = *ModelShards::load_all(planned.profile.model.path, 1, *ops, drafter);
+  RunnerOptions options;
+  options.pages = plan.pages;
+  auto runner = *PassRunner::create(*ops, shards->model(0), options, shards->drafter(0));
+  EXPECT_EQ(bytes_of(plan, "pages"), runner->kv_bytes());
+  EXPECT_EQ(plan.page_bytes, runner->page_bytes());
+  EXPECT_GE(bytes_of(plan, "drafter"), shards->drafter(0)->weight_bytes());
+}
+
 // Protects: a block drafter's keys are planned to the byte, in every page, and its weights and taps have a line; where
 // nothing would use it, it costs nothing.
 TEST(MemoryPlan, CountsABlockDrafter) {
@@ -126,16 +138,8 @@ TEST(MemoryPlan, CountsABlockDrafter) {
   for (const char* kind : {"dflash", "auto"}) {
     planned.profile.draft.kind = kind;
     const MemoryPlan plan = planned.plan();
-    const std::unique_ptr<Ops> ops = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
-    auto shards =
-        *ModelShards::load_all(planned.profile.model.path, 1, *ops, DrafterChoice(planned.profile.draft.model));
-    RunnerOptions options;
-    options.pages = plan.pages;
-    auto runner = *PassRunner::create(*ops, shards->model(0), options, shards->drafter(0));
-    EXPECT_EQ(bytes_of(plan, "pages"), runner->kv_bytes()) << kind;
-    EXPECT_EQ(plan.page_bytes, runner->page_bytes()) << kind;
+    expect_planned(planned, plan, DrafterChoice(planned.profile.draft.model));
     EXPECT_GT(plan.page_bytes, plain.page_bytes) << kind;
-    EXPECT_GE(bytes_of(plan, "drafter"), shards->drafter(0)->weight_bytes()) << kind;
   }
   // In the format of the model's own keys; blocks and context rows are kept launches, too.
   planned.profile.compute.backend = "cuda";
@@ -169,15 +173,8 @@ TEST(MemoryPlan, CountsTheModelsOwnDrafter) {
     for (const char* kind : {"dspark", "auto"}) {
       planned.profile.draft.kind = kind;
       const MemoryPlan plan = planned.plan();
-      const std::unique_ptr<Ops> ops = *make_backend({.backend = "cpu", .isa = "auto", .threads = 1});
-      auto shards = *ModelShards::load_all(planned.profile.model.path, 1, *ops, DrafterChoice::of_kind(kind, ""));
-      RunnerOptions options;
-      options.pages = plan.pages;
-      auto runner = *PassRunner::create(*ops, shards->model(0), options, shards->drafter(0));
-      EXPECT_EQ(bytes_of(plan, "pages"), runner->kv_bytes()) << kind;
-      EXPECT_EQ(plan.page_bytes, runner->page_bytes()) << kind;
+      expect_planned(planned, plan, DrafterChoice::of_kind(kind, ""));
       EXPECT_GT(plan.page_bytes, plain.page_bytes) << kind;
-      EXPECT_GE(bytes_of(plan, "drafter"), shards->drafter(0)->weight_bytes()) << kind;
       EXPECT_EQ(bytes_of(plan, "weights"), bytes_of(plain, "weights")) << kind;
       EXPECT_THAT(std::string(check_memory_plan(plan, planned.profile, 1).message()), HasSubstr("draft.kind"));
     }

@@ -145,6 +145,36 @@ class Walk {
   bool moving_ = false;
 };
 
+/// Ranks share the GPU.
+inline BackendOptions on_gpu(const std::string& launch) {
+  BackendOptions backend = {.backend = "cuda", .isa = "auto", .threads = 1};
+  backend.launch = launch;
+  backend.exchange = "staged";
+  return backend;
+}
+
+/// Blocks at the anchors have the same bits as graphs and launch by launch, whole and cut, and however the text before
+/// came.
+inline void expect_same_on_gpu(const std::string& target, const DrafterChoice& drafter, const std::vector<int64_t>& ids,
+                               const std::vector<int64_t>& anchors) {
+  std::vector<Block> first;
+  for (const int ranks : {1, 3, 8}) {
+    for (const char* launch : {"eager", "graph"}) {
+      SCOPED_TRACE(target + ", " + std::to_string(ranks) + " ranks, " + launch);
+      World world(target, drafter, ranks, on_gpu(launch));
+      ASSERT_NE(world.cluster, nullptr);
+      Walk walk(world, ids, ranks == 1 ? 64 : 23);
+      std::vector<Block> blocks;
+      for (const int64_t anchor : anchors) blocks.push_back(walk.draft_at(anchor));
+      if (first.empty()) first = blocks;
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        EXPECT_EQ(blocks[i].drafts, first[i].drafts);
+        EXPECT_TRUE(blocks[i].rows == first[i].rows) << "logits of block " << i;
+      }
+    }
+  }
+}
+
 inline double standard_deviation(const std::vector<float>& values) {
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
   double sum = 0;

@@ -11,13 +11,6 @@
 namespace tensorfold {
 namespace {
 
-BackendOptions on_gpu(const std::string& launch) {
-  BackendOptions backend = {.backend = "cuda", .isa = "auto", .threads = 1};
-  backend.launch = launch;
-  backend.exchange = "staged";  // ranks share the GPU
-  return backend;
-}
-
 class DflashOnGpu : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -121,22 +114,7 @@ TEST(DflashOnGpuBits, AreTheSame) {
   if (const auto ops = make_backend(on_gpu("eager")); !ops.ok()) GTEST_SKIP() << ops.status().message();
   for (const Pair& pair : kPairs) {
     const std::vector<int64_t> ids = Expected(pair.drafter).ints("input_ids");
-    std::vector<Block> first;
-    for (const int ranks : {1, 3, 8}) {
-      for (const char* launch : {"eager", "graph"}) {
-        SCOPED_TRACE(fmt::format("{}, {} ranks, {}", pair.drafter, ranks, launch));
-        World world(pair, ranks, on_gpu(launch));
-        ASSERT_NE(world.cluster, nullptr);
-        Walk walk(world, ids, ranks == 1 ? 64 : 23);
-        std::vector<Block> blocks;
-        for (const int64_t anchor : {2, 65, 66, 130, 200}) blocks.push_back(walk.draft_at(anchor));
-        if (first.empty()) first = blocks;
-        for (size_t i = 0; i < blocks.size(); ++i) {
-          EXPECT_EQ(blocks[i].drafts, first[i].drafts);
-          EXPECT_TRUE(blocks[i].rows == first[i].rows) << "logits of block " << i;
-        }
-      }
-    }
+    expect_same_on_gpu(pair.target, DrafterChoice(pair.drafter), ids, {2, 65, 66, 130, 200});
   }
 }
 

@@ -13,17 +13,10 @@ namespace {
 const std::string kFolder = kFixtures + "deepseek_v4_released";
 const DrafterChoice kOwn("", DrafterChoice::Own::kWanted);
 
-BackendOptions on_gpu(const std::string& launch) {
-  BackendOptions backend = {.backend = "cuda", .isa = "auto", .threads = 1};
-  backend.launch = launch;
-  backend.exchange = "staged";  // ranks share the GPU
-  return backend;
-}
-
 // How far the logits of a block's rows before the Markov head may be from float64, in their standard deviations: worst,
 // and median of the rows' worst. The CPU backend with products, queries and latents rounded to bf16 has 0.04 to 0.07
-// and 0.03 to 0.05, but 0.95 and 0.08 with one of seven choices of noise below bf16's last place: behind anchor 200 two
-// experts are nearly as good as each other. An H200 took the other one there: 0.99 and 0.07.
+// and 0.03 to 0.05, but 0.95 and 0.97 (0.08 and 0.09) with two of seven choices of noise below bf16's last place, as a
+// choice between two nearly equal experts would show. An H200 had 0.99 and 0.07.
 constexpr double kWorst = 1.5, kMedian = 0.1;
 // And how far those of two tokens that compete for a draft, which are two among all.
 constexpr double kOfPair = 0.12;
@@ -89,22 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Launch, DsparkOnGpu, ::testing::Values("eager", "graph"
 TEST(DsparkOnGpuBits, AreTheSame) {
   if (const auto ops = make_backend(on_gpu("eager")); !ops.ok()) GTEST_SKIP() << ops.status().message();
   const std::vector<int64_t> ids = Expected(kFolder).ints("input_ids");
-  std::vector<Block> first;
-  for (const int ranks : {1, 3, 8}) {
-    for (const char* launch : {"eager", "graph"}) {
-      SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, launch));
-      World world(kFolder, kOwn, ranks, on_gpu(launch));
-      ASSERT_NE(world.cluster, nullptr);
-      Walk walk(world, ids, ranks == 1 ? 64 : 23);
-      std::vector<Block> blocks;
-      for (const int64_t anchor : {2, 16, 65, 66, 130, 200}) blocks.push_back(walk.draft_at(anchor));
-      if (first.empty()) first = blocks;
-      for (size_t i = 0; i < blocks.size(); ++i) {
-        EXPECT_EQ(blocks[i].drafts, first[i].drafts);
-        EXPECT_TRUE(blocks[i].rows == first[i].rows) << "logits of block " << i;
-      }
-    }
-  }
+  expect_same_on_gpu(kFolder, kOwn, ids, {2, 16, 65, 66, 130, 200});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "kernels/cpu/cpu_ops_impl.h"
 #include "kernels/cpu/isa.h"
 #include "tests/worker/model/block_walk.h"
 
@@ -253,6 +254,25 @@ TEST(Dspark, RefusesByConfig) {
     ASSERT_FALSE(config.ok()) << layer;
     EXPECT_THAT(std::string(config.status().message()), HasSubstr("no engram"));
   }
+}
+
+class WideProducts : public CpuOps {
+ public:
+  WideProducts() : CpuOps(kernels_for("auto"), std::make_shared<ThreadPool>(1)) {}
+  int64_t input_unit() const override { return 8; }
+  std::string fingerprint_name() const override { return "wide"; }
+};
+
+// Protects: a rank that a backend's products cannot take is refused at load, with the key and both numbers.
+TEST(Dspark, BackendWithWideProductsRefusesNarrowRanks) {
+  WideProducts ops;
+  EXPECT_TRUE(ModelShards::load_all(kFixtures + "deepseek_v4_released", 1, ops, kOwn).ok());
+  ModelCopy copy = ModelCopy::of(kFixtures + "deepseek_v4_released");
+  copy.replace_in_config("\"dspark_markov_rank\": 16", "\"dspark_markov_rank\": 12");
+  const auto shards = ModelShards::load_all(copy.write("narrow"), 1, ops, kOwn);
+  ASSERT_FALSE(shards.ok());
+  EXPECT_THAT(std::string(shards.status().message()),
+              HasSubstr("dspark_markov_rank is 12; backend wide computes products of multiples of 8 columns"));
 }
 
 // Protects: a world that the taps cannot be cut for is refused, naming what cannot be cut.
