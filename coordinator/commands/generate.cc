@@ -90,7 +90,10 @@ absl::Status run_generate(const GenerateFlags& flags) {
   const ModelConfig& config = open->shards->config();
   const ModelShape& shape = open->shards->shape(0);
   if (*draft == DraftKind::kMtp && !shape.has_mtp) {
-    return absl::InvalidArgumentError("--draft mtp: this checkpoint has no MTP layer; there are none, copy and auto");
+    return absl::InvalidArgumentError(
+        config.dspark.stages > 0
+            ? "--draft mtp: what this checkpoint has under mtp.* is a block drafter: use dspark or auto"
+            : "--draft mtp: this checkpoint has no MTP layer; there are none, copy and auto");
   }
 
   EngineModel model;

@@ -76,7 +76,10 @@ absl::StatusOr<EngineOptions> engine_options(const RankSetup& setup, bool has_mt
   if (!draft.ok()) return draft.status();
   if (*draft == DraftKind::kMtp && !has_mtp) {
     return absl::InvalidArgumentError(
-        "draft.kind is mtp, but this checkpoint has no MTP layer: use copy, dflash with draft.model, auto or none");
+        setup.shards->config().dspark.stages > 0
+            ? "draft.kind is mtp, but what this checkpoint has under mtp.* is a block drafter: use dspark or auto"
+            : "draft.kind is mtp, but this checkpoint has no MTP layer: use copy, dflash with draft.model, auto or "
+              "none");
   }
   options.draft = *draft;
   options.copy.min_match = static_cast<uint32_t>(profile.draft.min_match);

@@ -38,6 +38,21 @@ TEST(PullRules, Shards) {
   EXPECT_THAT(shards_of_rank(*config, map), testing::ElementsAre("2", "3"));
 }
 
+// The block drafter that a model brings along is fetched with it; what an older release has in its place is not.
+TEST(PullRules, TheModelsOwnDrafter) {
+  const std::string text = fixture("deepseek_v4_released/config.json");
+  const absl::StatusOr<ModelConfig> config = examine_config(text, "", "m", std::nullopt);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const std::map<std::string, std::string> map = {
+      {"embed.weight", "1"},           {"head.weight", "1"},
+      {"mtp.0.attn.wq_a.weight", "2"}, {"mtp.1.attn.wq_a.weight", "2"},
+      {"mtp.2.attn.wq_a.weight", "3"}, {"mtp.2.markov_head.markov_w1.weight", "4"}};
+  EXPECT_THAT(shards_of_rank(*config, map), testing::ElementsAre("1", "2", "3", "4"));
+  ModelConfig older = *config;
+  older.dspark = {};
+  EXPECT_THAT(shards_of_rank(older, map), testing::ElementsAre("1"));
+}
+
 // Block drafters are fetched, too, and refused by their own rules before any weight.
 TEST(PullRules, BlockDrafters) {
   for (const char* name : {"dflash/config.json", "dflash2/config.json"}) {
