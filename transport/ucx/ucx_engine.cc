@@ -26,6 +26,9 @@ constexpr milliseconds kLongestSleep(200);
 constexpr microseconds kShortSleep(50);
 constexpr milliseconds kStalledSleep(2);
 constexpr int kShortSleeps = 100;
+// UCX 1.16 (not 1.13) does not arm while a message finds no room in shared memory. One refusal is an event to progress;
+// so many in a row, with nothing moved, are that.
+constexpr int kRefusals = 3;
 constexpr milliseconds kFlushTime(1000);
 constexpr milliseconds kCancelTime(500);
 
@@ -188,12 +191,17 @@ std::optional<Arrival> UcxEngine::peek(int rank) {
 }
 
 void UcxEngine::progress() {
-  if (!ended_ && ucp_worker_progress(worker_->handle()) != 0) still_sleeps_ = 0;
+  if (ended_ || ucp_worker_progress(worker_->handle()) == 0) return;
+  still_sleeps_ = 0;
+  refusals_ = 0;
+}
+
+bool UcxEngine::sending() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.sending; });
 }
 
 Deadline::Clock::duration UcxEngine::longest_sleep() {
-  const bool sending = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.sending; });
-  if (!sending) return kLongestSleep;
+  if (!sending()) return kLongestSleep;
   if (still_sleeps_ >= kShortSleeps) return kStalledSleep;
   ++still_sleeps_;
   return kShortSleep;
@@ -201,16 +209,20 @@ Deadline::Clock::duration UcxEngine::longest_sleep() {
 
 void UcxEngine::block(Deadline until) {
   // Arming fails while events wait to be progressed, so none can fall between the last progress and the sleep.
-  if (ucp_worker_arm(worker_->handle()) != UCS_OK) {
+  const bool armed = ucp_worker_arm(worker_->handle()) == UCS_OK;
+  if (armed) {
+    refusals_ = 0;
+  } else if (!sending() || ++refusals_ < kRefusals) {
     sched_yield();
     return;
   }
   const auto sleep = std::min(until.left(), longest_sleep());
   const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(sleep).count();
   const timespec timeout = {nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
-  pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {wake_fd_, POLLIN, 0}};
-  ppoll(fds, 2, &timeout, nullptr);
-  if ((fds[1].revents & POLLIN) != 0) {
+  // What an unarmed worker's descriptor says is old.
+  pollfd fds[] = {{wake_fd_, POLLIN, 0}, {worker_->event_fd(), POLLIN, 0}};
+  ppoll(fds, armed ? 2 : 1, &timeout, nullptr);
+  if ((fds[0].revents & POLLIN) != 0) {
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t bytes = read(wake_fd_, &count, sizeof(count));
   }
@@ -266,6 +278,7 @@ void UcxEngine::fail(const absl::Status&) {
   const Deadline deadline = Deadline::after(kCancelTime);
   close_endpoints(deadline);
   while (busy() && !deadline.passed()) ucp_worker_progress(worker_->handle());
+  if (busy()) worker_->abandon();
   ended_ = true;
 }
 

@@ -67,12 +67,14 @@ class UcxEngine : public MessageEngine {
   void flush_endpoints(Deadline deadline);
   void close_endpoints(Deadline deadline);
   bool busy() const;
+  bool sending() const;
   Deadline::Clock::duration longest_sleep();
 
   const WorldMembership membership_;
   const int wake_fd_;     // an eventfd
   bool ended_ = false;    // after fail(): UCX may not run again, buffers are back with their owners
   int still_sleeps_ = 0;  // sleeps since something moved
+  int refusals_ = 0;      // of UCX to be armed, one after the other, since something moved
   std::array<Peer, kMaxWorld> peers_;
   const std::unique_ptr<UcxWorker> worker_;  // last, so destroyed first: it may still call back into peers_
 };

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tensorfold {
 namespace {
@@ -46,6 +49,14 @@ absl::Status apply(ucp_config_t* config, const UcxOptions& options) {
     if (status.ok()) status = modify(config, name, value);
   }
   return status;
+}
+
+// Known to the process, so that a leak checker finds them referred to.
+void keep_for_ever(ucp_context_h context, ucp_worker_h worker) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::pair<ucp_context_h, ucp_worker_h>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  kept.emplace_back(context, worker);
 }
 
 }  // namespace
@@ -92,6 +103,10 @@ absl::Status UcxWorker::open(const UcxOptions& options) {
 }
 
 UcxWorker::~UcxWorker() {
+  if (abandoned_) {
+    keep_for_ever(context_, worker_);
+    return;
+  }
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);
 }

@@ -24,6 +24,10 @@ class UcxWorker {
   bool detects_peer_failure() const { return detect_peer_failure_; }
   absl::StatusOr<std::vector<std::byte>> address() const;
 
+  // The destructor leaves UCX's objects alone, for the rest of the process: a request that could not be ended still
+  // refers to them, and newer versions of UCX end the process when they are taken down under it.
+  void abandon() { abandoned_ = true; }
+
  private:
   UcxWorker() = default;
   absl::Status open(const UcxOptions& options);
@@ -32,6 +36,7 @@ class UcxWorker {
   ucp_worker_h worker_ = nullptr;
   int event_fd_ = -1;  // owned by the worker
   bool detect_peer_failure_ = false;
+  bool abandoned_ = false;
 };
 
 }  // namespace tensorfold
