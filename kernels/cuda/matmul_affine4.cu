@@ -11,10 +11,6 @@ bool launch(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
     if (few_blocks(args, gpu, 3)) return launch_skinny<kKind, kSets, 1, 1, 12, 4, 3>(args, stream);
     return launch_skinny<kKind, kSets, 1, 1, 6, 4, 5>(args, stream);
   }
-  if (args.rows <= 16) {
-    if (few_blocks(args, gpu, 3)) return launch_skinny<kKind, kSets, 2, 1, (kSets == 1 ? 12 : 10), 4, 3>(args, stream);
-    return launch_skinny<kKind, kSets, 2, 1, (kSets == 1 ? 6 : 4), 2, 5>(args, stream);
-  }
   if (args.rows <= 32) return launch_skinny<kKind, kSets, 4, 2, (kSets == 1 ? 4 : 3), 2, 3>(args, stream);
   if (args.rows <= kSkinnyRows) return launch_low_tiles<kKind, kSets>(args, gpu, stream);
   return launch_tiles<kKind, kSets>(args, gpu, stream);

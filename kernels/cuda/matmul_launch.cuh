@@ -36,109 +36,144 @@ inline bool few_blocks(MatmulArgs& args, const GpuFacts& gpu, int blocks_per_sm)
   return number_blocks(args, kSkinnyWarps, 1) <= blocks_per_sm * gpu.multiprocessors;
 }
 
+/// Lets a kernel's blocks have so much shared memory, once a device.
+template <typename Kernel>
+bool allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t>& allowed) {
+  int device = 0;
+  if (!cuda_ok(cudaGetDevice(&device), "matmul")) return false;
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if ((allowed.load() & bit) != 0) return true;
+  if (!cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "matmul"))
+    return false;
+  allowed.fetch_or(bit);
+  return true;
+}
+
 /// A launch of stream_matmul_kernel.
 struct StreamLaunch {
   StreamShape shape;
   int blocks = 0;
-  int warps = 0;
   int shared_bytes = 0;
 };
 
-/// Bytes of activations that the block with most of them holds; -1 where a block would have too many windows.
-inline int stream_x_bytes(const MatmulArgs& args, int tiles, int blocks) {
-  int most = 0;
-  for (int b = 0; b < blocks; ++b) {
-    const int first = stream_first_tile(tiles, blocks, b), end = stream_first_tile(tiles, blocks, b + 1);
-    int bytes = 0, windows = 0;
-    for (int v = 0; v < args.view_count; ++v) {
-      const MatmulView& view = args.views[v];
-      if (view.first_block >= end || view.first_block + view.tiles <= first) continue;
-      bytes += args.rows * stream_x_stride(view.stages);
-      windows += stream_windows(view.stages);
+/// Gives each view blocks of its own, as many as its share of the work; returns the most tiles of a block, or -1 where
+/// there are more views than multiprocessors.
+inline int share_blocks(MatmulArgs& args, const GpuFacts& gpu, int& blocks) {
+  if (args.view_count > gpu.multiprocessors) return -1;
+  int counts[kMaxMatmulViews];
+  int64_t all = 0;
+  for (int v = 0; v < args.view_count; ++v) all += int64_t{args.views[v].tiles} * args.views[v].stages;
+  int given = 0;
+  for (int v = 0; v < args.view_count; ++v) {
+    const MatmulView& view = args.views[v];
+    const int64_t share = int64_t{view.tiles} * view.stages * (gpu.multiprocessors - args.view_count) / all;
+    counts[v] = static_cast<int>(std::clamp<int64_t>(share, 1, view.tiles));
+    given += counts[v];
+  }
+  const auto tiles_of = [&](int v) { return (args.views[v].tiles + counts[v] - 1) / counts[v]; };
+  // What is left goes to whoever takes longest.
+  for (; given < gpu.multiprocessors; ++given) {
+    int longest = 0;
+    for (int v = 1; v < args.view_count; ++v) {
+      if (int64_t{tiles_of(v)} * args.views[v].stages > int64_t{tiles_of(longest)} * args.views[longest].stages) {
+        longest = v;
+      }
     }
-    if (windows > kMaxWindows) return -1;
-    most = std::max(most, bytes);
+    if (counts[longest] == args.views[longest].tiles) break;
+    ++counts[longest];
+  }
+  blocks = 0;
+  int most = 0;
+  for (int v = 0; v < args.view_count; ++v) {
+    args.views[v].first_block = blocks;
+    args.views[v].share = TileShare::of(args.views[v].tiles, counts[v]);
+    blocks += counts[v];
+    most = std::max(most, tiles_of(v));
   }
   return most;
 }
 
-/// False where a block's activations and rings of two slots do not fit in shared memory. `stage`: bytes; `unit`: stages
-/// that are written out together.
-inline bool shape_stream(MatmulArgs& args, const GpuFacts& gpu, int stage, int unit, StreamLaunch& launch) {
+/// False where rings of two slots do not fit beside the windows. `tiles`: most of a block; `slot`: bytes of one tile.
+inline bool shape_stream(int rows, int stages, int tiles, int slot, int unit, int each, int most, const GpuFacts& gpu,
+                         StreamLaunch& launch) {
   StreamShape& shape = launch.shape;
-  shape.tiles = number_blocks(args, 1, 1);
-  launch.blocks = std::min(gpu.multiprocessors, shape.tiles);
-  const int tiles = (shape.tiles + launch.blocks - 1) / launch.blocks;  // of a block
-  int stages = 0;
-  for (int v = 0; v < args.view_count; ++v) stages = std::max(stages, args.views[v].stages);
-  const int x_bytes = stream_x_bytes(args, shape.tiles, launch.blocks);
-  if (x_bytes < 0) return false;
-  const int fixed = 8 * kMaxWindows + 2 * 128 + x_bytes;
   constexpr int kLeftOver = 4096;  // for small kernels beside it
-  // Full turns; few warps where rings do not fit otherwise; large slots, which cost fewer waits.
-  bool fits = false;
-  for (int most = kStreamWarps; most >= kStreamWarps / 4 && !fits; most /= 2) {
-    const int turns = (tiles + most - 1) / most;
-    launch.warps = (tiles + turns - 1) / turns;
-    for (shape.chunk = 16; shape.chunk >= unit && !fits; shape.chunk /= 2) {
-      const int all = turns * ((stages + shape.chunk - 1) / shape.chunk);  // slots that hold all that a warp reads
-      const int room = gpu.shared_bytes - kLeftOver - fixed;
-      shape.slots = std::min({room / (launch.warps * (shape.chunk * stage + 8)), all, kMaxSlots});
-      fits = shape.slots >= std::min(2, all);
-      if (fits) break;
-    }
-  }
-  if (!fits) return false;
   const auto round = [](int bytes) { return (bytes + 127) / 128 * 128; };
-  shape.x_at = round(8 * (kMaxWindows + launch.warps * shape.slots));
+  const int turns = (tiles + most * each - 1) / (most * each);
+  shape.turn = (tiles + turns - 1) / turns;
+  shape.warps = stream_warps(shape.turn, each);
+  constexpr int kCheap = 24 * 1024;  // up to here windows ahead cost the rings next to nothing
+  const int window = rows * stream_x_stride(unit);
+  shape.x_slots = std::clamp(kCheap / window, kXSlots, std::clamp((stages + unit - 1) / unit, kXSlots, kMostXSlots));
+  const int x_bytes = shape.x_slots * window;
+  const int room = gpu.shared_bytes - kLeftOver - 8 * 2 * shape.x_slots - x_bytes - 2 * 128;
+  shape.slots = std::min(room / (shape.warps * (each * slot + 8)), kMaxSlots);
+  if (shape.warps > stream_most_warps(each) || shape.slots < 2) return false;
+  shape.x_at = round(8 * (2 * shape.x_slots + shape.warps * shape.slots));
   shape.ring_at = round(shape.x_at + x_bytes);
-  launch.shared_bytes = shape.ring_at + launch.warps * shape.slots * shape.chunk * stage;
+  launch.shared_bytes = shape.ring_at + shape.warps * shape.slots * each * slot;
   return true;
 }
 
-template <CudaWeightKind kKind, int kSets, int kRowTiles, int kUnit>
+template <CudaWeightKind kKind, int kSets, int kRowTiles, int kUnit, int kEach>
 bool launch_stream(MatmulArgs& args, const GpuFacts& gpu, const StreamLaunch& launch, cudaStream_t stream) {
-  const auto kernel = stream_matmul_kernel<kKind, kSets, kRowTiles, kUnit>;
+  const auto kernel = stream_matmul_kernel<kKind, kSets, kRowTiles, kUnit, kEach>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
-  int device = 0;
-  if (!cuda_ok(cudaGetDevice(&device), "matmul")) return false;
-  const uint64_t bit = uint64_t{1} << (device % 64);
-  if ((allowed.load() & bit) == 0) {
-    if (!cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, gpu.shared_bytes),
-                 "matmul")) {
-      return false;
-    }
-    allowed.fetch_or(bit);
-  }
+  if (!allow_shared(kernel, gpu.shared_bytes, allowed)) return false;
   return launch_kernel(kernel, dim3(static_cast<unsigned>(launch.blocks)),
-                       dim3(static_cast<unsigned>(32 * launch.warps)), static_cast<size_t>(launch.shared_bytes), stream,
-                       "matmul", args, launch.shape);
+                       dim3(static_cast<unsigned>(32 * (launch.shape.warps + 1))),
+                       static_cast<size_t>(launch.shared_bytes), stream, "matmul", args, launch.shape);
+}
+
+/// The first of a few configurations whose rings fit. The longer a unit, the fewer instructions that come with each
+/// (barriers, places, copies). Pairs of tiles where a block has many: they load activations half as often, but few
+/// warps hide each other's waiting less. bf16 has no arithmetic for which that would count.
+template <CudaWeightKind kKind, int kSets, int kRowTiles>
+std::optional<bool> launch_stream_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
+  constexpr int kStage = stage_bytes(kKind, kSets), kLong = 8, kShort = 4;
+  StreamLaunch launch;
+  const int tiles = share_blocks(args, gpu, launch.blocks);
+  if (tiles < 0) return std::nullopt;
+  int stages = 0;
+  for (int v = 0; v < args.view_count; ++v) stages = std::max(stages, args.views[v].stages);
+  const auto fits = [&](int unit, int each, int most) {
+    return shape_stream(args.rows, stages, tiles, unit * kStage, unit, each, most, gpu, launch);
+  };
+  constexpr int kOnes = stream_most_warps(1), kPairs = stream_most_warps(2);
+  constexpr int kAlone = kRowTiles == 1 ? 12 : 17;  // measured: tiles of a block up to which warps take them one by one
+  if constexpr (kKind != CudaWeightKind::kBf16) {
+    if (tiles > kAlone) {
+      if (fits(kLong, 2, kPairs)) {
+        return launch_stream<kKind, kSets, kRowTiles, kLong, 2>(args, gpu, launch, stream);
+      }
+      if (fits(kShort, 2, kPairs)) {
+        return launch_stream<kKind, kSets, kRowTiles, kShort, 2>(args, gpu, launch, stream);
+      }
+    }
+  }
+  if (fits(kLong, 1, kOnes)) return launch_stream<kKind, kSets, kRowTiles, kLong, 1>(args, gpu, launch, stream);
+  for (int most = kOnes; most >= kOnes / 5; most /= 2) {
+    if (fits(kShort, 1, most)) return launch_stream<kKind, kSets, kRowTiles, kShort, 1>(args, gpu, launch, stream);
+  }
+  return std::nullopt;
 }
 
 /// 1 to kStreamRows rows; nothing where the other kernel for few rows is the one to use.
 template <CudaWeightKind kKind, int kSets>
 std::optional<bool> launch_stream_rows(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   if (args.rows > kStreamRows) return std::nullopt;
+  if (args.rows > 8) return launch_stream_tiles<kKind, kSets, 2>(args, gpu, stream);
   if constexpr (kKind != CudaWeightKind::kBf16) {
     // Many short tiles: their blocks, which fill a multiprocessor each, would do one thing after the other, where small
-    // ones of several kernels overlap (8 products of 5120 x 768 with 4 bits: 8.4 us against 6.7 on an H200).
+    // ones of several kernels overlap (8 products of 5120 x 768 with 4 bits: 7.0 us against 6.0 on an H200; 16 rows are
+    // as fast either way, and faster with their neighbours).
     constexpr int kManyTiles = 10;  // a multiprocessor
+    constexpr int kShortStages = 16;
     int stages = 0;
     for (int v = 0; v < args.view_count; ++v) stages = std::max(stages, args.views[v].stages);
-    if (stages <= kWindowStages && number_blocks(args, 1, 1) > kManyTiles * gpu.multiprocessors) return std::nullopt;
+    if (stages <= kShortStages && number_blocks(args, 1, 1) > kManyTiles * gpu.multiprocessors) return std::nullopt;
   }
-  constexpr int kStage = stage_bytes(kKind, kSets);
-  constexpr int kUnit = stream_unit(kKind), kLong = stream_long_unit(kKind);
-  StreamLaunch launch;
-  if (!shape_stream(args, gpu, kStage, kUnit, launch)) return std::nullopt;
-  if (args.rows > 8) return launch_stream<kKind, kSets, 2, kUnit>(args, gpu, launch, stream);
-  if constexpr (kLong != kUnit) {
-    StreamLaunch large;
-    if (args.rows <= kLongUnitRows && shape_stream(args, gpu, kStage, kLong, large) && large.warps >= launch.warps) {
-      return launch_stream<kKind, kSets, 1, kLong>(args, gpu, large, stream);
-    }
-  }
-  return launch_stream<kKind, kSets, 1, kUnit>(args, gpu, launch, stream);
+  return launch_stream_tiles<kKind, kSets, 1>(args, gpu, stream);
 }
 
 template <CudaWeightKind kKind, int kSets, typename Shape>
@@ -146,15 +181,7 @@ bool launch_tile(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   constexpr int kShared = Shape::shared_bytes(kKind, kSets);
   const auto kernel = tile_matmul_kernel<kKind, kSets, Shape>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
-  int device = 0;
-  if (!cuda_ok(cudaGetDevice(&device), "matmul")) return false;
-  const uint64_t bit = uint64_t{1} << (device % 64);
-  if ((allowed.load() & bit) == 0) {
-    if (!cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "matmul")) {
-      return false;
-    }
-    allowed.fetch_or(bit);
-  }
+  if (!allow_shared(kernel, kShared, allowed)) return false;
   const int row_blocks = (args.rows + Shape::kBlockRows - 1) / Shape::kBlockRows;
   args.blocks = number_blocks(args, Shape::kBlockTiles, row_blocks);
   const int blocks = std::min(args.blocks, gpu.multiprocessors * Shape::kBlocksPerSm);

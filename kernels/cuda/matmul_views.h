@@ -15,6 +15,17 @@ enum class MatmulEpilogue : int32_t {
   kSiluMul,  // bf16 out[r, i] of pairs: row g of a tile is gate i = 8 tile + g, row g + 8 is up i
 };
 
+/// So many tiles dealt out to so many blocks: each gets `each`, the first `more` of them one more. Made on the host:
+/// a division is hundreds of cycles before the first weight is asked for.
+struct TileShare {
+  int32_t each = 0;
+  int32_t more = 0;
+
+  static TileShare of(int tiles, int blocks) { return {tiles / blocks, tiles % blocks}; }
+  /// The first tile of a block.
+  __host__ __device__ int first(int block) const { return block * each + (block < more ? block : more); }
+};
+
 /// One segment times some activations.
 struct MatmulView {
   const uint8_t* weight = nullptr;
@@ -28,6 +39,7 @@ struct MatmulView {
   int32_t tiles = 0;        // of 16 packed rows
   int32_t out_cols = 0;     // columns of out that there are
   int32_t first_block = 0;  // number of its first thread block
+  TileShare share;          // among its blocks, where each block is of one view
 };
 
 struct MatmulArgs {

@@ -55,6 +55,13 @@ __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+/// True in one lane, the same one each time; all 32 must come here. Unlike `lane == 0` it tells the compiler that the
+/// operands of a bulk copy are one lane's, which it then moves to uniform registers without a loop over lanes.
+__device__ __forceinline__ bool elect_lane() {
+  uint32_t elected = 0;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; @p mov.u32 %0, 1;}" : "+r"(elected));
+  return elected != 0;
+}
 /// One of the barrier's arrivals; its phase ends when `bytes` have come too.
 __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

@@ -250,30 +250,37 @@ TEST(MatmulTest, ManyJobsAndStackedBlocks) {
   }
 }
 
-// The configurations of launches that fill the device give the bits of those that do not: a view of the first rows
-// takes the deep one of the skinny kernels, the whole matrix the shallow one.
+// The configurations of launches that fill the device give the bits of those that do not: one tile a warp and pairs,
+// one turn and several, units long and short, K that ends inside a unit and inside a stage; against a view of the first
+// rows, whose launch has a tile a block.
 TEST(MatmulTest, WideLaunchesAndViewsOfRows) {
   TF_NEED_GPU();
-  for (const Format& format : {Format{16, 0}, Format{4, 64}, Format{4, 32}, Format{8, 64}, Format{8, 32}}) {
-    const int64_t n = 40000, cols = 576, part = 48;
-    const TestMatrix small = make_matrix(format, part, cols, 71);
-    std::vector<MatrixSource> blocks(n / part, small.source);
-    blocks.push_back(small.source.slice_rows(0, n % part));
-    const auto weight = pack(blocks);
-    const auto view = view_cuda_weight_rows(*weight, part * 8, part);
-    ASSERT_NE(view, nullptr);
-    EXPECT_EQ(view_cuda_weight_rows(*weight, 8, 16), nullptr);
-    EXPECT_EQ(view->bytes() * (n / 16), weight->bytes() * (part / 16));
-    for (int64_t rows : {1, 16}) {
-      const Rows x = make_rows(rows, cols, 72);
-      const std::vector<float> wide = product(*weight, x), narrow = product(*view, x);
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t first = 0; first + part <= n; first += part) {
-          const auto got = std::span(wide).subspan(r * n + first, part),
-                     want = std::span(narrow).subspan(r * part, part);
-          if (!same_bits<float>(got, want)) {
-            expect_same(got, want, part, format.name() + ", features from " + std::to_string(first));
-            return;
+  constexpr int64_t kPart = 48;
+  for (const Format& format : kFormats) {
+    const int64_t group = std::max(format.group, 32);
+    for (int64_t cols : {576 / group * group + group, 1184 / group * group}) {
+      for (int64_t n : {15000, 40000, 130000}) {
+        const TestMatrix small = make_matrix(format, kPart, cols, 71);
+        std::vector<MatrixSource> blocks(n / kPart, small.source);
+        blocks.push_back(small.source.slice_rows(0, n % kPart));
+        const auto weight = pack(blocks);
+        const auto view = view_cuda_weight_rows(*weight, kPart * 8, kPart);
+        ASSERT_NE(view, nullptr);
+        EXPECT_EQ(view_cuda_weight_rows(*weight, 8, 16), nullptr);
+        EXPECT_EQ(view->bytes() * ((n + 15) / 16), weight->bytes() * (kPart / 16));
+        for (int64_t rows : {1, 8, 9, 16}) {
+          const Rows x = make_rows(rows, cols, 72);
+          const std::vector<float> wide = product(*weight, x), narrow = product(*view, x);
+          for (int64_t r = 0; r < rows; ++r) {
+            for (int64_t first = 0; first + kPart <= n; first += kPart) {
+              const auto got = std::span(wide).subspan(r * n + first, kPart),
+                         want = std::span(narrow).subspan(r * kPart, kPart);
+              if (same_bits<float>(got, want)) continue;
+              expect_same(got, want, kPart,
+                          format.name() + ", " + std::to_string(cols) + " columns, " + std::to_string(rows) +
+                              " rows, features from " + std::to_string(first));
+              return;
+            }
           }
         }
       }
