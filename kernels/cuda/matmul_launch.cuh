@@ -140,9 +140,10 @@ std::optional<bool> launch_stream_tiles(MatmulArgs& args, const GpuFacts& gpu, c
     return shape_stream(args.rows, stages, tiles, unit * kStage, unit, each, most, gpu, launch);
   };
   constexpr int kOnes = stream_most_warps(1), kPairs = stream_most_warps(2);
-  constexpr int kAlone = kRowTiles == 1 ? 12 : 17;  // measured: tiles of a block up to which warps take them one by one
+  // Tiles of a block up to which warps take them one by one: measured in a layer of qwen3.8-27b.
+  const int alone = args.rows <= 4 ? kOnes : 17;
   if constexpr (kKind != CudaWeightKind::kBf16) {
-    if (tiles > kAlone) {
+    if (tiles > alone) {
       if (fits(kLong, 2, kPairs)) {
         return launch_stream<kKind, kSets, kRowTiles, kLong, 2>(args, gpu, launch, stream);
       }

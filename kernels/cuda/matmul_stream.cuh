@@ -105,8 +105,12 @@ __device__ __forceinline__ void bring_windows(const MatmulArgs& args, const Stre
       for (int i = lane; i < args.rows * zeros; i += 32) {
         store_shared16(at + i / zeros * kStride + 2 * cols + 16 * (i % zeros), make_uint4(0, 0, 0, 0));
       }
-      __syncwarp();
-      if (lane == 0) mbarrier_expect(full + 8 * slot, static_cast<uint32_t>(args.rows * cols * 2));
+      // Each lane arrives for the zeros that it wrote.
+      if (lane == 0) {
+        mbarrier_expect(full + 8 * slot, static_cast<uint32_t>(args.rows * cols * 2));
+      } else {
+        mbarrier_arrive(full + 8 * slot);
+      }
       __syncwarp();
       for (int row = lane; row < args.rows; row += 32) {
         copy_bulk_more(at + row * kStride, from + row * view.x_stride, static_cast<uint32_t>(cols * 2),
@@ -204,7 +208,7 @@ __global__ void __launch_bounds__(32 * (stream_most_warps(kEach) + 1), 1)
 #pragma unroll 1
     for (int i = 0; i < shape.slots; ++i) fill(ring + i * kSlot, full + 8 * i);
   } else if (lane < shape.x_slots) {
-    mbarrier_init(x_full + 8 * lane, kCopyArrivals);
+    mbarrier_init(x_full + 8 * lane, 32);
     mbarrier_init(x_empty + 8 * lane, shape.warps);
     mbarrier_init_done();
   }
