@@ -6,9 +6,9 @@
 // the ends of tiles; copies wait in barriers, of which there are as many as slots, while loads to registers wait in the
 // warp's six scoreboards, which bounds how many can be told apart. The ring is filled before the kernels ahead have
 // ended (weights do not depend on them). Activations: windows that all warps of the block share, brought by one more
-// warp; a window's slot is filled again when every warp has said that it is done with it. So warps may run apart by
-// a few windows, and shared memory holds no more than that of the activations, however long K is: what 16 rows
-// of 5,120 columns take whole (164 KB), the rings need.
+// warp; a window's slot is filled again when every warp has said that it is done with it. So warps may run apart by a
+// few windows, and shared memory holds no more than that of the activations, however long K is: what 16 rows of 5,120
+// columns take whole (164 KB), the rings need.
 //
 // A multiprocessor's warps run on four schedulers, warp w on w % 4. Tiles are dealt out by scheduler, so that none has
 // more than one tile more than the others.
@@ -62,8 +62,8 @@ constexpr int stream_warps(int tiles, int each) {
   return tiles / (kSchedulers * each) * kSchedulers + (rest < kSchedulers ? rest : kSchedulers);
 }
 
-/// What a block's warps know of its work: turns of up to StreamShape::turn tiles.
-/// kEach: tiles of a warp at a time, 1 or 2.
+/// What a block's warps know of its work: turns of up to StreamShape::turn tiles. kEach: tiles of a warp at a time, 1 or
+/// 2.
 template <int kEach>
 struct StreamWork {
   int first = 0;  // tile of the view
@@ -105,6 +105,7 @@ __device__ __forceinline__ void bring_windows(const MatmulArgs& args, const Stre
       for (int i = lane; i < args.rows * zeros; i += 32) {
         store_shared16(at + i / zeros * kStride + 2 * cols + 16 * (i % zeros), make_uint4(0, 0, 0, 0));
       }
+      if (zeros > 0) mbarrier_init_done();  // a later window's copy may come where they are: behind them
       // Each lane arrives for the zeros that it wrote.
       if (lane == 0) {
         mbarrier_expect(full + 8 * slot, static_cast<uint32_t>(args.rows * cols * 2));
