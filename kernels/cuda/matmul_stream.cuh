@@ -62,8 +62,7 @@ constexpr int stream_warps(int tiles, int each) {
   return tiles / (kSchedulers * each) * kSchedulers + (rest < kSchedulers ? rest : kSchedulers);
 }
 
-/// What a block's warps know of its work: turns of up to StreamShape::turn tiles. kEach: tiles of a warp at a time, 1 or
-/// 2.
+/// What a block's warps know of its work: turns of up to StreamShape::turn tiles. kEach: tiles of a warp at a time.
 template <int kEach>
 struct StreamWork {
   int first = 0;  // tile of the view
