@@ -85,6 +85,17 @@ Options schedule_options() {
        .unit = "time",
        .help = "The longest that a request may take, its wait included. 0s: no limit.",
        .example = "2m"},
+      {.key = "schedule.drain_timeout",
+       .type = Type::kDuration,
+       .field = at<&Profile::schedule, &S::drain_timeout>,
+       .fallback = "30s",
+       .min = 0,
+       .max = 24 * kHour,
+       .unit = "time",
+       .help = "How long replies under way may take to finish when rank 0 is told to stop, and what is queued for the "
+               "disks to be written. What is not finished then ends with an error. A service manager must wait longer "
+               "than that before it kills.",
+       .example = "2m"},
       {.key = "schedule.background_turn",
        .type = Type::kDuration,
        .field = at<&Profile::schedule, &S::background_turn>,

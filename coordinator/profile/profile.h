@@ -130,6 +130,7 @@ struct Profile {
     std::int64_t queue_tokens = 0;               // tokens; 0: no limit
     Duration round_budget{};                     // 0: from measured pass costs
     Duration request_timeout{};                  // 0: none
+    Duration drain_timeout{};                    // of replies under way when rank 0 is told to stop
     Duration background_turn{};                  // 0: background work waits for ever
     std::vector<std::string> background_models;  // names whose requests are background
     std::vector<std::string> background_keys;    // SHA-256, hex: keys whose requests are

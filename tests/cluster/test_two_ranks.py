@@ -247,6 +247,20 @@ def check_drain(checks, cluster):
     checks.equal("SIGTERM: exit codes", codes, {0: 0, 1: 0})
 
 
+def check_drain_timeout(checks, binary):
+    """A reply that outlasts the drain ends with an error that its client reads, not with a cut connection."""
+    with Cluster(binary, world=1, schedule={"drain_timeout": "50ms"}, model={"context_length": 4096}) as cluster:
+        cluster.start().wait_ready()
+        stream = cluster.client.stream("/v1/chat/completions", long_request(3900))
+        wait_until(lambda: stream.reply.events > 5, 20, "the stream to begin")
+        cluster.ranks[0].signal(signal.SIGTERM)
+        reply = stream.wait(20 * PATIENCE)
+        checks.check("drain_timeout: the reply ends with an error event", "draining" in str(reply.error),
+                     f"{reply.finish} {reply.error or ''}")
+        checks.equal("drain_timeout: exit code", cluster.ranks[0].wait(20), 0)
+        checks.check("drain_timeout: the log names it", "schedule.drain_timeout" in cluster.ranks[0].text(), "")
+
+
 def check_refused(checks, binary):
     """A rank that does not fit is refused by name, with both values, on its own stderr; the right one then joins."""
     with Cluster(binary, cluster={"join_timeout": "40s"}) as cluster:
@@ -305,7 +319,7 @@ def main():
     args = arguments(__doc__)
     checks, expected = Checks(), {}
     checks.section("start orders", check_start_orders, args.binary)
-    with Cluster(args.binary, model={"context_length": 4096}) as cluster:
+    with Cluster(args.binary, model={"context_length": 4096}, schedule={"drain_timeout": "2m"}) as cluster:
         cluster.start().wait_ready()
         fingerprint = ask(cluster.client, "greedy chat").facts["fingerprint"]
         checks.section("replies", check_replies, cluster, expected)
@@ -318,6 +332,7 @@ def main():
         checks.section("disconnects", check_disconnects, cluster)
         checks.section("busy", check_busy_health, cluster)
         checks.section("drain", check_drain, cluster)
+    checks.section("drain timeout", check_drain_timeout, args.binary)
     checks.section("refused ranks", check_refused, args.binary)
     checks.section("no path", check_no_path, args.binary)
     return checks.failures

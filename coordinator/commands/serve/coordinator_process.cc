@@ -14,7 +14,6 @@
 namespace tensorfold {
 namespace {
 
-constexpr std::chrono::seconds kDrainGrace{30};
 constexpr std::chrono::minutes kMostRestoring{5};
 
 // What answers requests besides the world: dies in reverse order.
@@ -235,17 +234,22 @@ absl::Status run_coordinator_process(RankSetup& setup, const std::atomic<bool>& 
   while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(50));
 
   using Milliseconds = std::chrono::milliseconds;
-  const auto deadline = std::chrono::steady_clock::now() + kDrainGrace;
+  const auto grace = std::chrono::duration_cast<Milliseconds>(setup.profile.schedule.drain_timeout);
+  const double grace_s = std::chrono::duration<double>(grace).count();
+  const auto deadline = std::chrono::steady_clock::now() + grace;
   const auto left = [&] {
     return std::max(std::chrono::duration_cast<Milliseconds>(deadline - std::chrono::steady_clock::now()),
                     Milliseconds(0));
   };
   if (!front.engine->drain(left())) {
-    spdlog::warn("some replies did not finish within {} s and are cut", kDrainGrace.count());
+    spdlog::warn("some replies did not finish within schedule.drain_timeout of {} s and are cut", grace_s);
+    front.engine->stop();  // which ends them with an error; their connections are still there
   }
   if (!front.engine->write_states(left())) {
-    spdlog::warn("{} states were not written within {} s and are computed again when they are asked for",
-                 front.engine->status().unwritten_segments, kDrainGrace.count());
+    spdlog::warn(
+        "{} states were not written within schedule.drain_timeout of {} s and are computed again when they are "
+        "asked for",
+        front.engine->status().unwritten_segments, grace_s);
   }
   front.stop(std::chrono::seconds(2));
   front.engine->stop();
