@@ -9,7 +9,6 @@ namespace {
 constexpr int kPhaseRounds = 8;  // counted ones
 constexpr int kSoonest = 8;
 constexpr int kLatest = 64;
-constexpr double kSurely = 1.25;  // a rate with drafts that none without can have
 constexpr double kClearly = 0.9;  // of the better rate: below, the other kind is tried half as often
 constexpr double kWeight = 0.3;   // of a phase in its kind's average
 
@@ -21,10 +20,10 @@ size_t DraftTrials::index(size_t streams) {
   return std::min(static_cast<size_t>(std::bit_width(std::max<size_t>(streams, 1) - 1)), kSizes - 1);
 }
 
-bool DraftTrials::may_draft(size_t streams) const { return sizes_[index(streams)].drafting; }
+bool DraftTrials::may_draft(size_t streams) const { return streams <= kFewStreams || sizes_[index(streams)].drafting; }
 
 void DraftTrials::record(size_t streams, bool drafted, size_t tokens, double ms, double plain_ms) {
-  if (streams == 0 || ms <= 0) {
+  if (streams <= kFewStreams || ms <= 0) {
     last_ = 0;
     return;
   }
@@ -45,35 +44,26 @@ void DraftTrials::end_phase(Size& size) {
   // A phase in which the policy wanted no drafts is one without.
   const bool with = size.drafting && size.any_drafts;
   if (size.ms > 0) (with ? size.with : size.without).record(size.plain_ms / size.ms);
-  choose(size, with);
+  const bool both = size.with.rate > 0 && size.without.rate > 0;
+  const bool better = size.with.rate >= size.without.rate;  // with drafts
+  if (both && size.drafting != better) {
+    // It was a trial, and it lost.
+    const double share = std::min(size.with.rate, size.without.rate) / std::max(size.with.rate, size.without.rate);
+    size.interval = share < kClearly ? std::min(2 * size.interval, kLatest) : kSoonest;
+  }
+  if (!both) {
+    size.drafting = size.with.rate == 0;
+    size.phases = 0;
+  } else if (size.drafting == better && ++size.phases >= size.interval) {
+    size.drafting = !better;
+    size.phases = 0;
+  } else {
+    size.drafting = better;
+  }
   size.rounds = 0;
   size.any_drafts = false;
   size.plain_ms = 0;
   size.ms = 0;
-}
-
-// What the next phase does. `with`: the one that ended drafted.
-void DraftTrials::choose(Size& size, bool with) {
-  if (with && size.with.rate >= kSurely) {
-    size.drafting = true;
-    size.phases = 0;
-    return;
-  }
-  if (size.with.rate == 0 || size.without.rate == 0) {
-    size.drafting = size.with.rate == 0;
-    size.phases = 0;
-    return;
-  }
-  const bool better = size.with.rate >= size.without.rate;  // with drafts
-  if (size.drafting != better) {
-    // It was a trial, and it lost.
-    const double share = std::min(size.with.rate, size.without.rate) / std::max(size.with.rate, size.without.rate);
-    size.interval = share < kClearly ? std::min(2 * size.interval, kLatest) : kSoonest;
-    size.drafting = better;
-  } else if (++size.phases >= size.interval) {
-    size.drafting = !better;
-    size.phases = 0;
-  }
 }
 
 }  // namespace tensorfold

@@ -1,10 +1,9 @@
-// Whether streams draft at all, found out by doing both in turn. The width policy estimates what a pass of so many rows
-// takes; it cannot see what a draft costs later (states that are copied before it and computed again when it was kept)
-// or elsewhere. So rounds with the policy's windows are compared with rounds without drafts, and whichever keeps more
-// tokens a millisecond of the clock on the wall is done until the next trial. Rates are taken against the estimate of a
-// plain pass of as many streams, so that those of more and of fewer can be compared; without drafts the rate is about 1
-// at most, since a round takes at least its pass, so drafts that make clearly more are not put to a trial: it would
-// cost a large model's only user half of its speed. A decision can never change a reply's bytes.
+// Whether many streams together draft at all, found out by doing both in turn. The width policy estimates what a pass
+// of so many rows takes; it cannot see what a draft costs later (states that are copied before it and computed again
+// when it was kept) or elsewhere. So among four streams and more, rounds with the policy's windows are compared with
+// rounds without drafts, and whichever keeps more tokens a millisecond of the clock on the wall is done until the next
+// trial. Rates are taken against the estimate of a plain pass of as many streams, so that those of more and of fewer
+// can be compared. A decision can never change a reply's bytes.
 //
 // Rounds go by in phases of a few that are all of one kind, because what a draft costs later falls into the next round.
 // No clock inside. One owner, not thread-safe.
@@ -17,6 +16,8 @@ namespace tensorfold {
 
 class DraftTrials {
  public:
+  static constexpr size_t kFewStreams = 3;  // up to here windows are the width policy's
+
   /// Whether the next round of `streams` decoding sequences may draft.
   bool may_draft(size_t streams) const;
   /// A round of so many sequences without prompt rows, as may_draft() said, kept `tokens` in `ms` from the end of the
@@ -42,7 +43,6 @@ class DraftTrials {
   };
   static size_t index(size_t streams);
   static void end_phase(Size& size);
-  static void choose(Size& size, bool with);
 
   std::array<Size, kSizes> sizes_;
   size_t last_ = 0;  // the last round's index

@@ -102,9 +102,7 @@ void RoundPlanner::add_windows(const std::vector<Sequence*>& decoding, size_t mo
     requests.push_back(sequence->width_request(options_.use_mtp));
     requests.back().block_drafts = options_.block_drafts;
   }
-  // Widths that are given, not chosen, are not put to trials.
-  const bool may_draft = !policy_.options().adaptive || trials_.may_draft(requests.size());
-  const size_t rows = may_draft ? most_rows : requests.size();
+  const size_t rows = trials_.may_draft(requests.size()) ? most_rows : requests.size();
   const std::vector<WidthChoice> choices = policy_.choose(requests, rows);
   round->windows = requests.size();
   uint32_t mtp_steps = 0;  // chained once for all sequences
