@@ -49,72 +49,6 @@ bool allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t>& allowed) {
   return true;
 }
 
-/// A launch of stream_matmul_kernel.
-struct StreamLaunch {
-  StreamShape shape;
-  int blocks = 0;
-  int shared_bytes = 0;
-};
-
-/// Gives each view blocks of its own, as many as its share of the work; returns the most tiles of a block, or -1 where
-/// there are more views than multiprocessors.
-inline int share_blocks(MatmulArgs& args, const GpuFacts& gpu, int& blocks) {
-  if (args.view_count > gpu.multiprocessors) return -1;
-  int counts[kMaxMatmulViews];
-  int64_t all = 0;
-  for (int v = 0; v < args.view_count; ++v) all += int64_t{args.views[v].tiles} * args.views[v].stages;
-  int given = 0;
-  for (int v = 0; v < args.view_count; ++v) {
-    const MatmulView& view = args.views[v];
-    const int64_t share = int64_t{view.tiles} * view.stages * (gpu.multiprocessors - args.view_count) / all;
-    counts[v] = static_cast<int>(std::clamp<int64_t>(share, 1, view.tiles));
-    given += counts[v];
-  }
-  const auto tiles_of = [&](int v) { return (args.views[v].tiles + counts[v] - 1) / counts[v]; };
-  // What is left goes to whoever takes longest.
-  for (; given < gpu.multiprocessors; ++given) {
-    int longest = 0;
-    for (int v = 1; v < args.view_count; ++v) {
-      if (int64_t{tiles_of(v)} * args.views[v].stages > int64_t{tiles_of(longest)} * args.views[longest].stages) {
-        longest = v;
-      }
-    }
-    if (counts[longest] == args.views[longest].tiles) break;
-    ++counts[longest];
-  }
-  blocks = 0;
-  int most = 0;
-  for (int v = 0; v < args.view_count; ++v) {
-    args.views[v].first_block = blocks;
-    args.views[v].share = TileShare::of(args.views[v].tiles, counts[v]);
-    blocks += counts[v];
-    most = std::max(most, tiles_of(v));
-  }
-  return most;
-}
-
-/// False where rings of two slots do not fit beside the windows. `tiles`: most of a block; `slot`: bytes of one tile.
-inline bool shape_stream(int rows, int stages, int tiles, int slot, int unit, int each, int most, const GpuFacts& gpu,
-                         StreamLaunch& launch) {
-  StreamShape& shape = launch.shape;
-  constexpr int kLeftOver = 4096;  // for small kernels beside it
-  const auto round = [](int bytes) { return (bytes + 127) / 128 * 128; };
-  const int turns = (tiles + most * each - 1) / (most * each);
-  shape.turn = (tiles + turns - 1) / turns;
-  shape.warps = stream_warps(shape.turn, each);
-  constexpr int kCheap = 24 * 1024;  // up to here windows ahead cost the rings next to nothing
-  const int window = rows * stream_x_stride(unit);
-  shape.x_slots = std::clamp(kCheap / window, kXSlots, std::clamp((stages + unit - 1) / unit, kXSlots, kMostXSlots));
-  const int x_bytes = shape.x_slots * window;
-  const int room = gpu.shared_bytes - kLeftOver - 8 * 2 * shape.x_slots - x_bytes - 2 * 128;
-  shape.slots = std::min(room / (shape.warps * (each * slot + 8)), kMaxSlots);
-  if (shape.warps > stream_most_warps(each) || shape.slots < 2) return false;
-  shape.x_at = round(8 * (2 * shape.x_slots + shape.warps * shape.slots));
-  shape.ring_at = round(shape.x_at + x_bytes);
-  launch.shared_bytes = shape.ring_at + shape.warps * shape.slots * each * slot;
-  return true;
-}
-
 template <CudaWeightKind kKind, int kSets, int kRowTiles, int kUnit, int kEach>
 bool launch_stream(MatmulArgs& args, const GpuFacts& gpu, const StreamLaunch& launch, cudaStream_t stream) {
   const auto kernel = stream_matmul_kernel<kKind, kSets, kRowTiles, kUnit, kEach>;
@@ -125,38 +59,19 @@ bool launch_stream(MatmulArgs& args, const GpuFacts& gpu, const StreamLaunch& la
                        static_cast<size_t>(launch.shared_bytes), stream, "matmul", args, launch.shape);
 }
 
-/// The first of a few configurations whose rings fit. The longer a unit, the fewer instructions that come with each
-/// (barriers, places, copies). Pairs of tiles where a block has many: they load activations half as often, but few
-/// warps hide each other's waiting less. bf16 has no arithmetic for which that would count.
 template <CudaWeightKind kKind, int kSets, int kRowTiles>
 std::optional<bool> launch_stream_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
-  constexpr int kStage = stage_bytes(kKind, kSets), kLong = 8, kShort = 4;
-  StreamLaunch launch;
-  const int tiles = share_blocks(args, gpu, launch.blocks);
-  if (tiles < 0) return std::nullopt;
-  int stages = 0;
-  for (int v = 0; v < args.view_count; ++v) stages = std::max(stages, args.views[v].stages);
-  const auto fits = [&](int unit, int each, int most) {
-    return shape_stream(args.rows, stages, tiles, unit * kStage, unit, each, most, gpu, launch);
-  };
-  constexpr int kOnes = stream_most_warps(1), kPairs = stream_most_warps(2);
-  // Tiles of a block up to which warps take them one by one: measured in a layer of qwen3.8-27b.
-  const int alone = args.rows <= 4 ? kOnes : 17;
+  const std::optional<StreamLaunch> launch = choose_stream(kKind, kSets, args, gpu);
+  if (!launch.has_value()) return std::nullopt;
+  constexpr int kLong = kStreamLongUnit, kShort = kStreamShortUnit;
   if constexpr (kKind != CudaWeightKind::kBf16) {
-    if (tiles > alone) {
-      if (fits(kLong, 2, kPairs)) {
-        return launch_stream<kKind, kSets, kRowTiles, kLong, 2>(args, gpu, launch, stream);
-      }
-      if (fits(kShort, 2, kPairs)) {
-        return launch_stream<kKind, kSets, kRowTiles, kShort, 2>(args, gpu, launch, stream);
-      }
+    if (launch->each == 2) {
+      if (launch->unit == kLong) return launch_stream<kKind, kSets, kRowTiles, kLong, 2>(args, gpu, *launch, stream);
+      return launch_stream<kKind, kSets, kRowTiles, kShort, 2>(args, gpu, *launch, stream);
     }
   }
-  if (fits(kLong, 1, kOnes)) return launch_stream<kKind, kSets, kRowTiles, kLong, 1>(args, gpu, launch, stream);
-  for (int most = kOnes; most >= kOnes / 5; most /= 2) {
-    if (fits(kShort, 1, most)) return launch_stream<kKind, kSets, kRowTiles, kShort, 1>(args, gpu, launch, stream);
-  }
-  return std::nullopt;
+  if (launch->unit == kLong) return launch_stream<kKind, kSets, kRowTiles, kLong, 1>(args, gpu, *launch, stream);
+  return launch_stream<kKind, kSets, kRowTiles, kShort, 1>(args, gpu, *launch, stream);
 }
 
 /// 1 to kStreamRows rows; nothing where the other kernel for few rows is the one to use.

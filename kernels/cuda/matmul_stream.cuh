@@ -23,65 +23,16 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_format.cuh"
 #include "kernels/cuda/matmul_store.cuh"
+#include "kernels/cuda/matmul_stream_shape.h"
 #include "kernels/cuda/mbarrier.cuh"
 
 namespace tensorfold {
-
-inline constexpr int kStreamRows = 16;  // most rows
-/// Most warps that multiply, of one tile at a time or of two; one more brings activations.
-__host__ __device__ constexpr int stream_most_warps(int each) { return each == 1 ? 20 : 12; }
-inline constexpr int kXSlots = 3;  // fewest windows of activations that a block holds
-inline constexpr int kMostXSlots = 16;
-inline constexpr int kMaxSlots = 32;   // of a warp
-inline constexpr int kSchedulers = 4;  // of a multiprocessor
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 inline constexpr int kCopyArrivals = 1;
 #else
 inline constexpr int kCopyArrivals = 32;
 #endif
-
-/// Bytes between rows of activations in shared memory: 64 more than a multiple of 128, so that the two rows of which 8
-/// lanes read 64 bytes each lie in different banks.
-__host__ __device__ constexpr int stream_x_stride(int stages) { return stages * 2 * kStageColumns + 64; }
-
-/// Shared memory of a block: barriers; windows of activations; the warps' rings. A ring's slot has one unit of stages
-/// of one tile, then of the other; a window has one unit.
-struct StreamShape {
-  int32_t warps = 0;    // that multiply
-  int32_t turn = 0;     // tiles of all warps at a time
-  int32_t slots = 0;    // of a warp
-  int32_t x_slots = 0;  // windows
-  int32_t x_at = 0;
-  int32_t ring_at = 0;
-};
-
-/// Warps that `tiles` tiles at a time occupy.
-constexpr int stream_warps(int tiles, int each) {
-  const int rest = tiles % (kSchedulers * each);
-  return tiles / (kSchedulers * each) * kSchedulers + (rest < kSchedulers ? rest : kSchedulers);
-}
-
-/// What a block's warps know of its work: turns of up to StreamShape::turn tiles. kEach: tiles of a warp at a time.
-template <int kEach>
-struct StreamWork {
-  int first = 0;  // tile of the view
-  int tiles = 0;
-  int lead = 0;  // the warp's first tile among those of a turn
-
-  __device__ __forceinline__ StreamWork(const MatmulView& view, const StreamShape& shape, int warp) {
-    const int own = static_cast<int>(blockIdx.x) - view.first_block;
-    first = view.share.first(own);
-    tiles = view.share.first(own + 1) - first;
-    lead = warp % kSchedulers + warp / kSchedulers * kSchedulers * kEach;
-  }
-  /// How many tiles the warp has in the turn that begins with the block's tile `begin`; a second one is kSchedulers
-  /// further on than the first.
-  __device__ __forceinline__ int count(const StreamShape& shape, int begin) const {
-    const int left = min(shape.turn, tiles - begin) - lead;
-    return left <= 0 ? 0 : kEach == 2 && left > kSchedulers ? 2 : 1;
-  }
-};
 
 /// Brings the windows of all turns, by a warp. Columns beyond K are zeros: what lies there in x must not count.
 template <int kUnit>
@@ -145,7 +96,7 @@ __global__ void __launch_bounds__(32 * (stream_most_warps(kEach) + 1), 1)
   const int warp = threadIdx.x / 32;
   const MatmulView& view = args.views[view_of_block(args, blockIdx.x)];
   const int stages = view.stages;
-  const StreamWork<kEach> work(view, shape, warp);
+  const StreamWork<kEach> work(view, static_cast<int>(blockIdx.x), warp);
   constexpr int kSlot = kEach * kSecond;
   uint32_t x_full = shared_address(shared);
   asm volatile("" : "+r"(x_full));  // opaque, so that it is not computed again and again
