@@ -2,64 +2,21 @@
 // experts of 768 columns, 8 a row; MLX 4-bit, groups of 64: 4 slices; and bf16, 8 slices), each way, beside the read
 // bandwidth and matrix rate measured in the same run. Launches take turns on choices of experts that are together
 // larger than the L2 cache; bytes are those of the different experts that a launch's rows chose.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "kernels/bench/bench_cuda.h"
 #include "kernels/cuda/experts.h"
+#include "tests/cuda/times.h"
 
 namespace tensorfold {
 namespace {
 
-constexpr int kLaunches = 20, kTurns = 5;
 constexpr int64_t kHidden = 2048, kColumns = 768, kExperts = 128, kChosen = 8;
-
-void must(cudaError_t error, const char* what) {
-  if (error == cudaSuccess && cuda_failure().empty()) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-
-template <typename T>
-T* on_device(const std::vector<T>& values) {
-  T* data = nullptr;
-  must(cudaMalloc(&data, sizeof(T) * values.size()), "memory");
-  must(cudaMemcpy(data, values.data(), sizeof(T) * values.size(), cudaMemcpyHostToDevice), "copy");
-  return data;
-}
-
-struct Matrix {
-  Matrix(int64_t rows, int64_t cols, bool affine) {
-    std::mt19937_64 engine(7);
-    const auto fill = [&](std::vector<uint64_t>& words, int64_t bytes, uint64_t keep, uint64_t set) {
-      words.resize(static_cast<size_t>(bytes + 7) / 8);
-      for (uint64_t& word : words) word = (engine() & keep) | set;
-    };
-    source.rows = rows;
-    source.cols = cols;
-    source.format = affine ? WeightFormat::kMlxAffine : WeightFormat::kBf16;
-    source.row_bytes = affine ? cols / 2 : cols * 2;
-    fill(data, rows * source.row_bytes, affine ? ~uint64_t{0} : 0x807f807f807f807f, affine ? 0 : 0x3c003c003c003c00);
-    source.data = reinterpret_cast<const std::byte*>(data.data());
-    if (!affine) return;
-    source.bits = 4;
-    source.group = 64;
-    source.scale_row_bytes = cols / 64 * 2;
-    fill(scales, rows * source.scale_row_bytes, 0x007f007f007f007f, 0x3b003b003b003b00);
-    fill(biases, rows * source.scale_row_bytes, 0x007f007f007f007f, 0xbc803c80bc803c80);
-    source.scales = reinterpret_cast<const std::byte*>(scales.data());
-    source.biases = reinterpret_cast<const std::byte*>(biases.data());
-  }
-  MatrixSource source;
-  std::vector<uint64_t> data, scales, biases;
-};
 
 // Random choices of different experts, as many launches as take turns; how many different experts each launch has.
 std::vector<float*> choices(int64_t rows, double* different) {
@@ -78,32 +35,6 @@ std::vector<float*> choices(int64_t rows, double* different) {
     all.push_back(on_device(ids));
   }
   return all;
-}
-
-double best_seconds(cudaStream_t stream, const std::function<void(int)>& launch) {
-  cudaEvent_t start, end;
-  must(cudaEventCreate(&start), "event");
-  must(cudaEventCreate(&end), "event");
-  must(cudaDeviceSynchronize(), "copies");
-  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  for (int i = 0; i < kLaunches; ++i) launch(i);
-  cudaGraph_t graph = nullptr;
-  must(cudaStreamEndCapture(stream, &graph), "capture");
-  cudaGraphExec_t exec = nullptr;
-  must(cudaGraphInstantiate(&exec, graph, 0), "graph");
-  float best = 1e30f;
-  for (int turn = 0; turn <= kTurns; ++turn) {
-    must(cudaEventRecord(start, stream), "event");
-    must(cudaGraphLaunch(exec, stream), "graph");
-    must(cudaEventRecord(end, stream), "event");
-    must(cudaEventSynchronize(end), "run");
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, start, end), "time");
-    if (turn > 0) best = std::min(best, ms);
-  }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  return best * 1e-3 / kLaunches;
 }
 
 void time_experts(cudaStream_t stream, const CudaLimits& limits, bool affine, const std::vector<int64_t>& rows_list) {
@@ -139,7 +70,7 @@ void time_experts(cudaStream_t stream, const CudaLimits& limits, bool affine, co
     for (const ExpertsWay way : {ExpertsWay::kRows, ExpertsWay::kGrouped}) {
       if (way == ExpertsWay::kRows && rows > 16) continue;
       args.way = way;
-      const double seconds = best_seconds(stream, [&](int i) {
+      const double seconds = best_seconds(stream, "experts", [&](int i) {
         args.ids = {ids[static_cast<size_t>(i)], rows, kChosen, kChosen};
         cuda_experts(stream, args);
       });
@@ -165,7 +96,7 @@ void time_route(cudaStream_t stream, int64_t rows) {
   args.renormalise = true;
   args.ids = {on_device(out), rows, kChosen, kChosen};
   args.weights = {on_device(out), rows, kChosen, kChosen};
-  const double seconds = best_seconds(stream, [&](int) { cuda_route(stream, args); });
+  const double seconds = best_seconds(stream, "router", [&](int) { cuda_route(stream, args); });
   std::printf("router %5lld rows %9.2f us\n", static_cast<long long>(rows), seconds * 1e6);
 }
 

@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/bench/bench_cuda.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_weight.h"
 #include "kernels/cuda/delta_net.h"
@@ -23,53 +22,13 @@
 #include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/rowwise_norm.h"
 #include "kernels/ops/block_ops.h"
+#include "tests/cuda/times.h"
 
 namespace tensorfold {
 namespace {
 
-constexpr int kLaunches = 20;
-constexpr int kTurns = 5;
 constexpr int64_t kRotateBytes = int64_t{256} << 20;  // several times the L2 cache of any GPU here
 int64_t forced_copies = 0;                            // --copies
-
-void must(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-void must_not_have_failed() {
-  const std::string failure = cuda_failure();
-  if (failure.empty()) return;
-  std::fprintf(stderr, "%s\n", failure.c_str());
-  std::exit(1);
-}
-
-// Device memory that lives for a scope.
-template <typename T>
-class Buffer {
- public:
-  explicit Buffer(int64_t count) : count_(count) {
-    must(cudaMalloc(&data_, sizeof(T) * static_cast<size_t>(std::max<int64_t>(1, count))), "memory");
-  }
-  explicit Buffer(const std::vector<T>& values) : Buffer(static_cast<int64_t>(values.size())) {
-    must(cudaMemcpy(data_, values.data(), sizeof(T) * values.size(), cudaMemcpyHostToDevice), "copy");
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { cudaFree(data_); }
-  T* data() const { return data_; }
-  // Repeats a block of values.
-  void fill(const std::vector<T>& block) {
-    for (int64_t at = 0; at < count_; at += static_cast<int64_t>(block.size())) {
-      const int64_t n = std::min(count_ - at, static_cast<int64_t>(block.size()));
-      must(cudaMemcpy(data_ + at, block.data(), sizeof(T) * static_cast<size_t>(n), cudaMemcpyHostToDevice), "copy");
-    }
-  }
-
- private:
-  T* data_ = nullptr;
-  int64_t count_;
-};
 
 constexpr size_t kBlock = 1000003;  // prime: rows of repeated values differ
 
@@ -98,46 +57,20 @@ class Times {
  public:
   Times(std::string only, double seconds) : only_(std::move(only)) {
     must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    must(cudaEventCreate(&start_), "event");
-    must(cudaEventCreate(&end_), "event");
     limits_ = measure_cuda_limits(seconds);
-    must_not_have_failed();
+    must(cudaSuccess, "kernels");
     std::printf("reads %.0f GB/s, mma %.0f TFLOP/s, an empty kernel in a graph %.2f us\n", limits_.bandwidth * 1e-9,
                 limits_.mma_rate * 1e-12, limits_.node_seconds * 1e6);
     std::printf("%-34s %6s %10s %8s %6s %8s %6s\n", "kernel", "rows", "us", "GB/s", "%", "TFLOP/s", "%");
   }
-  ~Times() {
-    cudaEventDestroy(start_);
-    cudaEventDestroy(end_);
-    cudaStreamDestroy(stream_);
-  }
+  ~Times() { cudaStreamDestroy(stream_); }
   cudaStream_t stream() const { return stream_; }
   bool wanted(const std::string& name) const { return name.find(only_) != std::string::npos; }
 
   // launch(i) enqueues the i-th launch. Bytes and operations of one launch; 0: not told.
   void row(const std::string& name, int64_t rows, double bytes, double operations,
            const std::function<void(int)>& launch) {
-    must(cudaDeviceSynchronize(), "copies");  // of inputs, made on another stream
-    must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < kLaunches; ++i) launch(i);
-    cudaGraph_t graph = nullptr;
-    must(cudaStreamEndCapture(stream_, &graph), "capture");
-    must_not_have_failed();
-    cudaGraphExec_t exec = nullptr;
-    must(cudaGraphInstantiate(&exec, graph, 0), "graph");
-    float best = 1e30f;
-    for (int turn = 0; turn <= kTurns; ++turn) {
-      must(cudaEventRecord(start_, stream_), "event");
-      must(cudaGraphLaunch(exec, stream_), "graph");
-      must(cudaEventRecord(end_, stream_), "event");
-      must(cudaEventSynchronize(end_), name.c_str());
-      float ms = 0;
-      must(cudaEventElapsedTime(&ms, start_, end_), "time");
-      if (turn > 0) best = std::min(best, ms);
-    }
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    const double seconds = best * 1e-3 / kLaunches;
+    const double seconds = best_seconds(stream_, name.c_str(), launch);
     std::printf("%-34s %6lld %10.2f", name.c_str(), static_cast<long long>(rows), seconds * 1e6);
     if (bytes > 0) {
       std::printf(" %8.0f %5.1f%%", bytes / seconds * 1e-9, 100 * bytes / seconds / limits_.bandwidth);
@@ -154,42 +87,7 @@ class Times {
  private:
   std::string only_;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t start_ = nullptr;
-  cudaEvent_t end_ = nullptr;
   CudaLimits limits_;
-};
-
-// A random matrix in a checkpoint's form.
-struct Matrix {
-  Matrix(int64_t rows, int64_t cols, bool affine) {
-    source.rows = rows;
-    source.cols = cols;
-    std::mt19937_64 engine(rows * 31 + cols);
-    auto fill = [&](std::vector<uint64_t>* words, int64_t bytes, uint64_t keep, uint64_t set) {
-      words->resize(static_cast<size_t>(bytes + 7) / 8);
-      for (uint64_t& word : *words) word = (engine() & keep) | set;
-    };
-    if (affine) {
-      constexpr int64_t kGroup = 64;
-      source.format = WeightFormat::kMlxAffine;
-      source.bits = 4;
-      source.group = kGroup;
-      source.row_bytes = cols / 2;
-      source.scale_row_bytes = cols / kGroup * 2;
-      fill(&data, rows * source.row_bytes, ~uint64_t{0}, 0);
-      fill(&scales, rows * source.scale_row_bytes, 0x007f007f007f007f, 0x3b003b003b003b00);  // about 2^-9
-      fill(&biases, rows * source.scale_row_bytes, 0x007f007f007f007f, 0xbc803c80bc803c80);  // about 2^-6
-      source.scales = reinterpret_cast<const std::byte*>(scales.data());
-      source.biases = reinterpret_cast<const std::byte*>(biases.data());
-    } else {
-      source.format = WeightFormat::kBf16;
-      source.row_bytes = cols * 2;
-      fill(&data, rows * source.row_bytes, 0x807f807f807f807f, 0x3c003c003c003c00);  // about 2^-7
-    }
-    source.data = reinterpret_cast<const std::byte*>(data.data());
-  }
-  MatrixSource source;
-  std::vector<uint64_t> data, scales, biases;
 };
 
 std::unique_ptr<CudaWeight> pack(std::span<const MatrixSource> blocks, CudaPairing pairing) {
@@ -379,7 +277,7 @@ void time_attention(Times* times, int64_t context, CudaKvFormat format, const st
   const int64_t layers = std::clamp<int64_t>(kRotateBytes / layer_bytes, 1, kLaunches);
   std::unique_ptr<CudaKvCache> cache =
       CudaKvCache::create(layers, Pass::page_count(context), kKvHeads, kHeadDim, format);
-  must_not_have_failed();
+  must(cudaSuccess, "kernels");
   {
     const int64_t chunk = std::min<int64_t>(context, 2048);
     const AttentionTensors tensors(chunk);
@@ -438,7 +336,7 @@ void time_delta_net(Times* times) {
   std::vector<float*> pointers;
   for (int i = 0; i < kLaunches; ++i) {
     states.push_back(CudaRecurrentState::create(shape, times->stream()));
-    must_not_have_failed();
+    must(cudaSuccess, "kernels");
     pointers.push_back(states.back()->data());
   }
   const Floats conv(channels * shape.conv_kernel, 0.5f), a_log(shape.v_heads, 0.5f), dt_bias(shape.v_heads, 0.5f);
@@ -532,7 +430,7 @@ void time_layer(Times* times) {
   std::vector<float*> pointers;
   for (int i = 0; i < kLaunches; ++i) {
     states.push_back(CudaRecurrentState::create(shape, times->stream()));
-    must_not_have_failed();
+    must(cudaSuccess, "kernels");
     pointers.push_back(states.back()->data());
   }
   const Floats conv(channels * shape.conv_kernel, 0.5f), a_log(shape.v_heads, 0.5f), dt_bias(shape.v_heads, 0.5f);

@@ -2,7 +2,6 @@
 // of 128, 8 groups, 4 taps) beside the read bandwidth measured in the same run. A row is the best of several runs of a
 // CUDA graph of 20 launches that take turns on states which are together larger than the L2 cache. Bytes are those of
 // the states, read and written once.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,28 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/bench/bench_cuda.h"
 #include "kernels/cuda/mamba2.h"
+#include "tests/cuda/times.h"
 
 namespace tensorfold {
 namespace {
-
-constexpr int kLaunches = 20, kTurns = 5;
-
-void must(cudaError_t error, const char* what) {
-  const std::string failure = cuda_failure();
-  if (error == cudaSuccess && failure.empty()) return;
-  std::fprintf(stderr, "%s: %s %s\n", what, cudaGetErrorString(error), failure.c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T* on_device(const std::vector<T>& values) {
-  T* data = nullptr;
-  must(cudaMalloc(&data, sizeof(T) * values.size()), "memory");
-  must(cudaMemcpy(data, values.data(), sizeof(T) * values.size(), cudaMemcpyHostToDevice), "copy");
-  return data;
-}
 
 float* random_on_device(int64_t count, float scale) {
   std::mt19937 engine(7);
@@ -73,8 +55,6 @@ class Times {
  public:
   explicit Times(double seconds) {
     must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    must(cudaEventCreate(&start_), "event");
-    must(cudaEventCreate(&end_), "event");
     limits_ = measure_cuda_limits(seconds);
     std::printf("reads %.0f GB/s\n%-40s %6s %10s %8s %6s\n", limits_.bandwidth * 1e-9, "", "rows", "us", "GB/s", "%");
   }
@@ -105,7 +85,10 @@ class Times {
     args.most_step = 1e30f;
     args.out = {on_device(std::vector<__nv_bfloat16>(static_cast<size_t>(rows.rows * width))), rows.rows, width, width};
     args.workspace = random_on_device(cuda_mamba2_workspace(rows, shape), 1.0f);
-    const double seconds = best_of_graphs(rows, args);
+    const double seconds = best_seconds(stream_, one.name, [&](int i) {
+      args.layer = i;
+      cuda_mamba2(stream_, rows, args);
+    });
     const double bytes = 2.0 * static_cast<double>(one.sequences * width * shape.state * 4);
     std::printf("%-40s %6d %10.2f %8.0f %5.1f%%\n", one.name, rows.rows, seconds * 1e6, bytes / seconds * 1e-9,
                 100 * bytes / seconds / limits_.bandwidth);
@@ -114,31 +97,7 @@ class Times {
   }
 
  private:
-  double best_of_graphs(const DeviceRows& rows, CudaMamba2Args args) {
-    must(cudaDeviceSynchronize(), "copies");
-    must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (args.layer = 0; args.layer < kLaunches; ++args.layer) cuda_mamba2(stream_, rows, args);
-    cudaGraph_t graph = nullptr;
-    must(cudaStreamEndCapture(stream_, &graph), "capture");
-    cudaGraphExec_t exec = nullptr;
-    must(cudaGraphInstantiate(&exec, graph, 0), "graph");
-    float best = 1e30f;
-    for (int turn = 0; turn <= kTurns; ++turn) {
-      must(cudaEventRecord(start_, stream_), "event");
-      must(cudaGraphLaunch(exec, stream_), "graph");
-      must(cudaEventRecord(end_, stream_), "event");
-      must(cudaEventSynchronize(end_), "launches");
-      float ms = 0;
-      must(cudaEventElapsedTime(&ms, start_, end_), "time");
-      if (turn > 0) best = std::min(best, ms);
-    }
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    return best * 1e-3 / kLaunches;
-  }
-
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t start_ = nullptr, end_ = nullptr;
   CudaLimits limits_;
 };
 
