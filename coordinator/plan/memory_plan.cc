@@ -23,7 +23,9 @@ constexpr int64_t kTransportBytes = 24 * kMiB;
 constexpr int64_t kDeviceContextBytes = 1024 * kMiB;
 // Kept launches: so much for each kind of pass, and kinds for each power of two of rows and of four of context.
 constexpr int64_t kKeptLaunchBytes = 6 * kMiB;
-constexpr int64_t kKeptRowSizes = 7;  // 1 to 64
+constexpr int64_t kKeptRowSizes = 7;    // 1 to 64
+constexpr int64_t kKeptSizesOfOne = 4;  // of forward passes of one sequence: from 2 rows on
+static_assert(1 << kKeptSizesOfOne == Ops::kMostRowsOfOne);
 // A token of a sequence on rank 0: in the request, the history and the request's body as it came and was read; and
 // twice in the copy drafter's index (16 bytes an entry of a hash table that is half empty after it has grown, and a
 // chain).
@@ -105,7 +107,7 @@ int64_t kept_launch_bytes(const ModelShape& shape, bool drafter, int64_t context
   int64_t contexts = 1;
   for (int64_t keys = Ops::kKeptContext; keys < context; keys *= 4) ++contexts;
   const int64_t kinds = 1 + (shape.has_mtp ? 2 : 0) + (drafter ? 2 : 0);
-  return contexts * kKeptRowSizes * kinds * kKeptLaunchBytes;
+  return contexts * (kKeptRowSizes * kinds + kKeptSizesOfOne) * kKeptLaunchBytes;
 }
 
 // Rank 0's tokens. Sequences cannot all have the whole context: their pages bound their tokens.

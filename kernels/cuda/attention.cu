@@ -150,14 +150,16 @@ WindowChoice choose_window(const AttentionParams& p, const Cut& cut, int64_t hea
                            bool fp8, const AttentionLimits& limits) {
   const bool walks = cut.whole && cut.splits > 1;
   if (fp8 || dim < 128 || walks) return {};
+  // A cluster a tile of 16 queries.
+  const int64_t blocks_of_clusters =
+      tile_slots(p.rows, p.max_groups, heads_per_kv, 16) * p.kv_heads * cut.splits * (dim / 64);
+  if (limits.clusters && (queries <= 16 ? 2 : 1) * blocks_of_clusters <= limits.multiprocessors &&
+      window_shared_bytes(dim, 1, true) <= limits.shared_bytes) {
+    return {1, true};
+  }
   const int tiles = queries <= 16 ? 1 : queries <= 48 ? 3 : 6;
   const int64_t works = tile_slots(p.rows, p.max_groups, heads_per_kv, tiles * 16) * p.kv_heads;
   const int64_t blocks = works * cut.splits;
-  const int64_t cluster_blocks = blocks * (dim / 64);
-  if (tiles == 1 && limits.clusters && 2 * cluster_blocks <= limits.multiprocessors &&
-      window_shared_bytes(dim, tiles, true) <= limits.shared_bytes) {
-    return {tiles, true};
-  }
   if (cut.splits == 1 || window_shared_bytes(dim, tiles, false) > limits.shared_bytes) return {};
   const bool enough = tiles == 6   ? 3 * blocks >= limits.multiprocessors
                       : tiles == 3 ? blocks >= limits.multiprocessors

@@ -17,6 +17,7 @@
 #include "kernels/cuda/attention_kernels.cuh"
 #include "kernels/cuda/attention_tile.cuh"
 #include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/ops/block_ops.h"
 
 namespace tensorfold {
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(kMaxTileWarps * 32, 1) block_kernel(const __gr
   pdl_launch();
   pdl_wait();
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const int warp = static_cast<int>(threadIdx.x >> 5);
+  const int warp = uniform_warp();
   const uint32_t query_base = shared_address(shared);
   const uint32_t wide = query_base + static_cast<uint32_t>(blockDim.x >> 5) * Shape::kQueryBytes;
   const uint32_t ring = wide + Shape::kWide;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/attention_kernels.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace tensorfold {
 
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kNarrowWarps * 32, kDim == 256 ? 1 : 2)
   pdl_launch();
   pdl_wait();
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const int warp = static_cast<int>(threadIdx.x >> 5);
+  const int warp = uniform_warp();
   const int g = lane >> 2;
   const int t = lane & 3;
   float* maxima = reinterpret_cast<float*>(shared + Shape::kWeights);

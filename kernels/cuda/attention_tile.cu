@@ -3,6 +3,7 @@
 // split, or all splits of its tile, with the same arithmetic (attention.cu says which).
 #include "kernels/cuda/attention_kernels.cuh"
 #include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace tensorfold {
 namespace {
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kMaxTileWarps * 32, 1) tile_kernel(const __gri
   pdl_launch();
   pdl_wait();
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const int warp = static_cast<int>(threadIdx.x >> 5);
+  const int warp = uniform_warp();
   const uint32_t query_base = shared_address(shared);
   const uint32_t wide = query_base + static_cast<uint32_t>(blockDim.x >> 5) * Shape::kQueryBytes;
   const uint32_t ring = wide + Shape::kWide;

@@ -15,6 +15,8 @@
 #pragma once
 
 #include "kernels/cuda/attention_kernels.cuh"
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/warp.cuh"
 
 // Architectures without clusters do not know the attribute; no cluster is launched there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -72,31 +74,6 @@ struct WindowShape {
   static_assert(kKeyPieces >= 1 && kValuePieces >= 1);
 };
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-__device__ __forceinline__ int window_cluster_rank() {
-  int rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ void window_cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void window_cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-/// To this place of another block of the cluster.
-__device__ __forceinline__ void store_remote4(uint32_t shared, int rank, uint32_t v) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(v) : "memory");
-}
-#else  // never launched there
-__device__ __forceinline__ int window_cluster_rank() { return 0; }
-__device__ __forceinline__ void window_cluster_arrive() {}
-__device__ __forceinline__ void window_cluster_wait() {}
-__device__ __forceinline__ void store_remote4(uint32_t shared, int, uint32_t v) { store_shared4(shared, v); }
-#endif
-
 template <int kDim, int kTiles, int kCluster>
 __global__ void TF_WINDOW_CLUSTER(kCluster)
     __launch_bounds__(kWindowThreads, (WindowShape<kDim, kTiles, kCluster>::kResident))
@@ -109,12 +86,12 @@ __global__ void TF_WINDOW_CLUSTER(kCluster)
   pdl_launch();
   pdl_wait();
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const int warp = static_cast<int>(threadIdx.x >> 5);
+  const int warp = uniform_warp();
   const int g = lane >> 2;
   const int t = lane & 3;
   const int group = warp / Shape::kParts;  // of queries
   const int part = warp % Shape::kParts;   // of keys, then of dimensions
-  const int rank = kCluster > 1 ? window_cluster_rank() : 0;
+  const int rank = kCluster > 1 ? cluster_rank() : 0;
   const int index = static_cast<int>(blockIdx.x) / kCluster;
   const int kv_head = index % p.kv_heads;
   const int slot = index / p.kv_heads;
@@ -139,7 +116,7 @@ __global__ void TF_WINDOW_CLUSTER(kCluster)
   const int blocks = min(work.position(work.first + Shape::kQueries - 1) / kBlockKeys + 1 - first_block,
                          static_cast<int>(kSplitBlocks));
   if (blocks <= 0) return;
-  if constexpr (kCluster > 1) window_cluster_arrive();  // this block runs: others may write to its memory
+  if constexpr (kCluster > 1) cluster_arrive();  // this block runs: others may write to its memory
 
   const int own_page = lane < blocks ? p.pages[work.first_page + first_block + lane] : 0;
   const auto token_of = [&](int block, int part_of_block) {  // first token of a key (0) or value (1) block of the split
@@ -292,7 +269,7 @@ __global__ void TF_WINDOW_CLUSTER(kCluster)
         }
       }
     }
-    if constexpr (kCluster > 1) window_cluster_wait();  // all run
+    if constexpr (kCluster > 1) cluster_wait();  // all run
     if (has_keys) {
       const int place =
           (own_block - round * Shape::kRoundBlocks) * Shape::kBlockParts + first_key % kBlockKeys / Shape::kWarpKeys;
@@ -317,8 +294,8 @@ __global__ void TF_WINDOW_CLUSTER(kCluster)
       }
     }
     if constexpr (kCluster > 1) {
-      window_cluster_arrive();
-      window_cluster_wait();
+      cluster_arrive();
+      cluster_wait();
     } else {
       __syncthreads();
       if (round + 1 < rounds) {
@@ -373,8 +350,8 @@ __global__ void TF_WINDOW_CLUSTER(kCluster)
       copy_async_wait<1>();
     }
     if constexpr (kCluster > 1) {
-      window_cluster_arrive();
-      window_cluster_wait();
+      cluster_arrive();
+      cluster_wait();
     } else {
       __syncthreads();
     }

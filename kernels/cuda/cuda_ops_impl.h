@@ -454,7 +454,7 @@ class CudaOps : public Ops, public CudaStreamOps {
     Tensor result;
     bool complete = true;
   };
-  using RunKey = std::tuple<RunKind, int64_t, int64_t>;  // rows, keys
+  using RunKey = std::tuple<RunKind, int64_t, int64_t, int64_t>;  // rows, most groups, keys
 
   static void destroy(const KeptRun& run) {
     for (const Segment& segment : run.segments) cudaGraphExecDestroy(segment.graph);

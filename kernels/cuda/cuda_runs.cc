@@ -88,7 +88,10 @@ Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep,
     page_count += pages_of(kind, group);
   }
   const int64_t padded = row_bucket(count);
-  const BatchLayout kept_layout(padded, padded, layers, page_count);
+  const bool of_one = kind == RunKind::kForward && padded > 1 && padded <= kMostRowsOfOne &&
+                      (rows.groups.size() == 1 || (rows.groups.empty() && rows.of_one));
+  const int64_t most_groups = of_one ? 1 : padded;
+  const BatchLayout kept_layout(padded, most_groups, layers, page_count);
   RowBatch batch = rows;
   if (!options_.graphs || !keep || count == 0 || count > kMostGraphRows || kept_layout.bytes > kBatchBytes) {
     const int64_t groups = static_cast<int64_t>(rows.groups.size());
@@ -106,7 +109,7 @@ Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep,
     kernel_check(kept_batch_ != nullptr, "the GPU has no memory left for the rows of kept launches");
   }
   const int64_t context = context_bucket(keys);
-  const DeviceRows device = place_batch(kind, rows, padded, padded, context, kept_batch_, kept_layout);
+  const DeviceRows device = place_batch(kind, rows, padded, most_groups, context, kept_batch_, kept_layout);
   std::vector<int32_t> tokens(rows.tokens.begin(), rows.tokens.end());
   std::vector<int64_t> positions(rows.positions.begin(), rows.positions.end());
   tokens.resize(static_cast<size_t>(padded));
@@ -127,7 +130,7 @@ Tensor CudaOps::run(RunKind kind, const RowBatch& rows, Tensor input, bool keep,
             "input rows");
   }
   const ScratchMark begin = arena_->mark();
-  const RunKey key{kind, padded, context};
+  const RunKey key{kind, padded, most_groups, context};
   Tensor result;
   if (const auto kept = kept_.find(key); kept != kept_.end()) {
     for (const Segment& segment : kept->second.segments) {

@@ -12,6 +12,7 @@
 #include "kernels/cuda/delta_net.h"
 #include "kernels/cuda/delta_net_row.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -64,7 +65,7 @@ __device__ __forceinline__ void convolve_run(const DeltaParams& p, int64_t first
 __global__ void __launch_bounds__(32 * kWarpsABlock, 2) delta_inputs_kernel(const __grid_constant__ DeltaParams p) {
   pdl_launch();
   pdl_wait();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = uniform_warp(), lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t slots = p.rows + static_cast<int64_t>(p.max_groups) * p.window;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarpsABlock + warp) * kRun;
   const int unit = static_cast<int>(blockIdx.y);
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(32 * kWarpsABlock, 2) delta_inputs_kernel(cons
 // blockIdx.x: value head. blockIdx.y: 32 rows, 4 a warp; beyond the rows, a group whose state is brought up to date.
 __global__ void __launch_bounds__(32 * kWarpsABlock) delta_outputs_kernel(const __grid_constant__ DeltaParams p) {
   constexpr int kRows = kWarpsABlock * kOutputRows;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = uniform_warp(), lane = static_cast<int>(threadIdx.x) % 32;
   const int row_blocks = (p.rows + kRows - 1) / kRows;
   const int y = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.x);
   pdl_launch();
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(32 * kWarpsABlock) delta_outputs_kernel(const 
     if (g >= *p.group_count) return;
     const DeltaWork work(p, p.groups[g], p.states[g], head);
     if (work.count <= 0) return;
-    delta_keep(p, work, p.k_head_of[head], head, static_cast<int>(threadIdx.x), 32 * kWarpsABlock);
+    delta_keep(p, work, p.k_head_of[head], head, {0, 1}, static_cast<int>(threadIdx.x), 32 * kWarpsABlock,
+               [] { __syncthreads(); });
     return;
   }
   const int first = y * kRows + warp * kOutputRows;
@@ -144,8 +146,8 @@ struct Workspace {
 };
 Workspace workspace_layout(const DeviceRows& rows, const DeltaNetShape& s) {
   Workspace at;
-  at.floats = at.qk = at.gates = rows.rows * s.v_heads * s.dv;
   if (rows.rows <= kFewRows) return at;
+  at.qk = rows.rows * s.v_heads * s.dv;
   const int64_t slots = rows.rows + rows.max_groups * s.max_window;
   at.gates = at.qk + slots * 2 * s.k_heads * s.dk;
   at.floats = at.gates + round_to_four(slots * s.v_heads * 2);
@@ -196,10 +198,7 @@ std::unique_ptr<CudaRecurrentState> CudaRecurrentState::create(const DeltaNetSha
                                                                std::string* error) {
   const std::string wrong = delta_net_shape_error(shape);
   if (!wrong.empty()) return make_device_state(0, {}, stream, wrong, error);
-  const DeltaStateLayout at = state_layout(shape);
-  std::vector<int64_t> counters;
-  for (int64_t h = 0; h < shape.v_heads; ++h) counters.push_back(4 * (h * at.head + at.arrivals));
-  return make_device_state(4 * shape.v_heads * at.head, std::move(counters), stream, wrong, error);
+  return make_device_state(4 * shape.v_heads * state_layout(shape).head, {}, stream, wrong, error);
 }
 
 int64_t cuda_delta_net_workspace(const DeviceRows& rows, const DeltaNetShape& shape) {
@@ -249,8 +248,8 @@ void cuda_delta_net(cudaStream_t stream, const DeviceRows& rows, const CudaDelta
   p.sigmoid_gate = s.channel_decay || args.sigmoid_gate;
   if (s.channel_decay) return cuda_kimi_delta(stream, p, args.workspace);
   const Workspace at = workspace_layout(rows, s);
-  p.y = args.workspace;
   if (rows.rows <= kFewRows) return cuda_delta_few(stream, p);
+  p.y = args.workspace;
   p.qk = args.workspace + at.qk;
   p.gates = reinterpret_cast<DeltaGate*>(args.workspace + at.gates);
   launch_inputs(stream, p);

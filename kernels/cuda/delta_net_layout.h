@@ -10,7 +10,6 @@ namespace tensorfold {
 /// inputs of their own), so that blocks of threads that work on different heads never meet. S comes first, as [dv][dk].
 /// Offsets within a head, in floats.
 struct DeltaStateLayout {
-  int64_t arrivals = 0;    // int32: blocks of the head that are done with a pass; zero between passes
   int64_t rows = 0;        // [taps - 1 + max_window, row_floats]: the convolution's history, then the kept rows
   int64_t b = 0;           // [max_window], of the kept rows
   int64_t a = 0;           // [max_window, decays of a head]
@@ -23,8 +22,7 @@ constexpr DeltaStateLayout delta_state_layout(int64_t dk, int64_t dv, int64_t ta
                                               int64_t decays = 1) {
   DeltaStateLayout at;
   at.row_floats = static_cast<int32_t>(2 * dk + dv);
-  at.arrivals = dv * dk;
-  at.rows = at.arrivals + 4;
+  at.rows = dv * dk;
   at.b = at.rows + (taps - 1 + window) * at.row_floats;
   at.a = at.b + round_to_four(window);
   at.head = (at.a + window * decays + 31) / 32 * 32;  // heads start at whole lines

@@ -127,16 +127,23 @@ __device__ __forceinline__ void delta_no_output(const DeltaParams& p, int64_t ro
   for (int i = lane; i < p.dv / 4; i += lanes) reinterpret_cast<uint2*>(to)[i] = make_uint2(0, 0);
 }
 
-/// Brings a value head's history and kept rows up to date. All threads of a block call it, when nobody else reads or
-/// writes them any more.
+/// Which share of a head's channels: `index` of `count`.
+struct DeltaShare {
+  int index;
+  int count;
+};
+/// Brings a share of a value head's history and kept rows up to date, when nobody reads the share's any more. By
+/// `threads` threads, which meet in meet().
+template <typename Meet>
 __device__ __forceinline__ void delta_keep(const DeltaParams& p, const DeltaWork& work, int k_head, int v_head,
-                                           int thread, int threads) {
-  const int pieces = p.state.row_floats / 4, history = p.taps - 1, tentative = work.count - work.commit;
+                                           DeltaShare share, int thread, int threads, const Meet& meet) {
+  const int all = p.state.row_floats / 4, history = p.taps - 1, tentative = work.count - work.commit;
+  const int first = all * share.index / share.count, pieces = all * (share.index + 1) / share.count - first;
   float* rows = work.head + p.state.rows;
   if (work.commit > 0) {
 #pragma unroll 1
     for (int piece = thread; piece < pieces; piece += threads) {
-      const int channel = piece * 4;
+      const int channel = (first + piece) * 4;
       const int64_t in_pass = delta_channel(p, k_head, v_head, channel);
       // A new row t comes from old row t + commit or from the pass: going up, none is overwritten before it is read.
       // Three at a time.
@@ -157,14 +164,15 @@ __device__ __forceinline__ void delta_keep(const DeltaParams& p, const DeltaWork
     }
   }
   if (tentative <= 0) return;
-  __syncthreads();  // history may come from kept rows
+  meet();  // history may come from kept rows
   rows += history * p.state.row_floats;
 #pragma unroll 4
   for (int item = thread; item < tentative * pieces; item += threads) {
-    const int r = item / pieces, channel = item % pieces * 4;
+    const int r = item / pieces, channel = (first + item % pieces) * 4;
     *reinterpret_cast<float4*>(rows + r * p.state.row_floats + channel) =
         load_four(p.qkv.data + work.row(work.commit + r) * p.qkv.stride + delta_channel(p, k_head, v_head, channel));
   }
+  if (share.index > 0) return;
 #pragma unroll 1
   for (int r = thread; r < tentative; r += threads) {
     work.head[p.state.b + r] = p.b.data[work.row(work.commit + r) * p.b.stride + v_head];

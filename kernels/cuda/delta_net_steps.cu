@@ -1,23 +1,12 @@
-// The recurrence of the gated delta net, one step a row in position order, and all of the operation for few rows.
+// The recurrence of the gated delta net for many rows: the step of delta_net_columns.cuh, one a row in position order.
 //
-// S' = g S; r = S'^T k; d = (v - r) beta; S = S' + k d^T; y = S^T q.
-//
-// Order of a step, the same for any number of rows, blocks and units a warp:
-//   a column's dk rows are cut into 8 segments j of rows {32 m + 4 j + e}, a lane each; m ascending, in it e ascending:
-//     p[m odd] = fma(k, S, p[m odd]);
-//   p = p[even] + p[odd]; segments are added by a butterfly over j ^ 4, j ^ 2, j ^ 1;
-//   d = fma(-g, p, v) * beta;
-//   S = fma(k, d, g * S); y[m odd] = fma(q, S, y[m odd]); y is added up like p.
-//
-// (r = g (S^T k) rather than (g S)^T k: the multiplications by g then need not wait, nor be waited for.)
-//
-// A warp holds `Units` times 4 columns in registers. Prompts: a block has 16 columns of a value head; k, q and gates of
-// chunks of 8 steps come by asynchronous copies two chunks ahead; v's inputs come one more ahead, and each thread runs
-// the convolution of one step and column. One barrier a chunk. Few rows: a block has 16 warps, does the rows' own work
-// for 16 steps and then the steps; what is left (norm, gate, history) is done by the head's block, or by the last to
-// arrive where a head has several (a counter in the state, zero between passes).
+// A block has 16 columns of a value head, a warp 4. k, q and gates of chunks of 8 steps come by asynchronous copies two
+// chunks ahead; v's inputs come one more ahead, and each thread runs the convolution of one step and column. One
+// barrier a chunk.
+#include "kernels/cuda/delta_net_columns.cuh"
 #include "kernels/cuda/delta_net_row.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -25,90 +14,8 @@ namespace {
 
 constexpr int kChunk = 8;   // steps between two barriers
 constexpr int kStages = 3;  // chunks in flight or in use
-constexpr int kWarps = 4;   // of a block for many rows
+constexpr int kWarps = 4;   // of a block
 constexpr int kColumns = 4 * kWarps;
-constexpr int kFewChunk = 16;
-constexpr int kFewWarps = 16;
-
-// A lane's share of `Units` times 4 columns of S.
-template <int DK, int Units>
-struct Columns {
-  static constexpr int kM = DK / 32;
-  float s[Units][kM][4];
-
-  // `at`: S of the first column; units from `live` on are not there.
-  __device__ __forceinline__ void load(const float* at, int lane, int live) {
-#pragma unroll
-    for (int u = 0; u < Units; ++u) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (u < live) x = load_four(at + u * kColumnsAWarp * DK + delta_lane_offset(DK, lane, m, 0));
-        s[u][m][0] = x.x;
-        s[u][m][1] = x.y;
-        s[u][m][2] = x.z;
-        s[u][m][3] = x.w;
-      }
-    }
-  }
-  __device__ __forceinline__ void store(float* at, int lane, int live) const {
-#pragma unroll
-    for (int u = 0; u < Units; ++u) {
-      if (u >= live) continue;
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        *reinterpret_cast<float4*>(at + u * kColumnsAWarp * DK + delta_lane_offset(DK, lane, m, 0)) =
-            make_float4(s[u][m][0], s[u][m][1], s[u][m][2], s[u][m][3]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ static void load_rows(float (&to)[kM][4], const float* from, int lane) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      const float4 x = load_four(from + 32 * m + 4 * lane_segment(lane));
-      to[m][0] = x.x;
-      to[m][1] = x.y;
-      to[m][2] = x.z;
-      to[m][3] = x.w;
-    }
-  }
-
-  // The lane's part of S^T x of a unit.
-  __device__ __forceinline__ float dot(const float (&x)[kM][4], int u) const {
-    float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        sum[m & 1] = m < 2 && e == 0 ? __fmul_rn(x[m][e], s[u][m][e]) : __fmaf_rn(x[m][e], s[u][m][e], sum[m & 1]);
-      }
-    }
-    return kM > 1 ? __fadd_rn(sum[0], sum[1]) : sum[0];
-  }
-
-  // One step; y: the lane's parts. v: of the lane's column, units 4 apart.
-  __device__ __forceinline__ void step(const float* q_from, const float* k_from, const float* v, DeltaGate gate,
-                                       int lane, float (&y)[Units]) {
-    float k[kM][4], q[kM][4], d[Units];
-    load_rows(k, k_from, lane);
-    load_rows(q, q_from, lane);
-#pragma unroll
-    for (int u = 0; u < Units; ++u) d[u] = dot(k, u);
-#pragma unroll
-    for (int u = 0; u < Units; ++u) d[u] = sum_over_segments(d[u]);
-#pragma unroll
-    for (int u = 0; u < Units; ++u) {
-      d[u] = __fmul_rn(__fmaf_rn(-gate.decay, d[u], v[u * kColumnsAWarp]), gate.beta);
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[u][m][e] = __fmaf_rn(k[m][e], d[u], __fmul_rn(gate.decay, s[u][m][e]));
-      }
-      y[u] = dot(q, u);
-    }
-  }
-};
 
 // Sums of the parts of 8 steps across segments, a lane getting that of one step, in the order of sum_over_segments().
 // First, for each four steps, all but the last addition.
@@ -141,7 +48,7 @@ struct alignas(16) StepsShared {
   DeltaGate gates[kStages][kChunk];
 };
 
-// What the threads of a block for many rows know.
+// What the threads of a block know.
 template <int DK, int Taps>
 struct Feed {
   static constexpr int kThreads = 32 * kWarps;
@@ -250,7 +157,7 @@ template <int DK, int Taps>
 __global__ void __launch_bounds__(32 * kWarps, 3) delta_steps_kernel(const __grid_constant__ DeltaParams p) {
   static_assert(kChunk * kColumns == 32 * kWarps, "a thread convolves one step and column");
   __shared__ StepsShared<DK, Taps> shared;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = uniform_warp(), lane = thread % 32;
   const int v_head = static_cast<int>(blockIdx.x) / p.parts, g = static_cast<int>(blockIdx.y);
   const int column0 = static_cast<int>(blockIdx.x) % p.parts * kColumns, live = min(kColumns, p.dv - column0);
   pdl_launch();
@@ -336,183 +243,6 @@ __global__ void __launch_bounds__(32 * kWarps, 3) delta_steps_kernel(const __gri
   }
 }
 
-// For few rows: Units times 64 columns a block.
-template <int DK, int Units>
-struct alignas(16) FewShared {
-  static constexpr int kWidth = 64 * Units;
-  float qk[kFewChunk][2 * DK];
-  float values[kFewChunk][kWidth];
-  float y[kFewChunk][kWidth];
-  float4 weights[2 * DK + kWidth];  // of 4 taps
-  DeltaGate gates[kFewChunk];
-  int last;
-};
-
-// The rows' own work of a block for few rows.
-template <int DK, int Units>
-struct FewInputs {
-  const DeltaParams& p;
-  const DeltaWork& work;
-  FewShared<DK, Units>& shared;
-  int k_head, v_head, column0, live, warp, lane;
-
-  // A warp takes q, k, v or the gate of one step in four.
-  __device__ __forceinline__ void run(int base, int steps) const {
-    const int kind = warp % 4;
-    if (kind == 3) {
-      const int s = warp / 4 + lane * (kFewWarps / 4);
-      if (s < steps) shared.gates[s] = delta_gate(p, work, base + s, v_head);
-      return;
-    }
-    // Lanes beyond the head read its last channels.
-    const int width = kind < 2 ? DK : live;
-    const int channel = min(lane * 4, width - 4);
-    const int in_block = kind * DK + channel, in_state = in_block + (kind < 2 ? 0 : column0);
-    const int64_t in_pass = delta_channel(p, k_head, v_head, in_state);
-    const auto store = [&](int s, float4 x) {
-      if (kind < 2) {
-        delta_store_head(DK, x, kind == 0 ? p.q_scale : 1.0f, lane, &shared.qk[s][kind * DK]);
-      } else if (lane * 4 < live) {
-        *reinterpret_cast<float4*>(&shared.values[s][channel]) = x;
-      }
-    };
-    if (p.taps != 4) {
-#pragma unroll 1
-      for (int s = warp / 4; s < steps; s += kFewWarps / 4) {
-        store(s, delta_convolve(p.taps, p.conv + in_pass * p.taps, [&](int t) {
-                return load_four(delta_raw(p, work, base + s + t - (p.taps - 1), in_state, in_pass));
-              }));
-      }
-      return;
-    }
-    // Several steps' loads at once, where that leaves enough registers for S.
-    constexpr int kBatch = Units == 1 && DK == 128 ? 2 : 1;
-#pragma unroll 1
-    for (int first = warp / 4; first < steps; first += kBatch * (kFewWarps / 4)) {
-      float4 x[kBatch][4];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int s = min(first + j * (kFewWarps / 4), steps - 1);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) x[j][t] = load_four(delta_raw(p, work, base + s + t - 3, in_state, in_pass));
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int s = first + j * (kFewWarps / 4);
-        if (s < steps) store(s, delta_convolve4(shared.weights + in_block, x[j][0], x[j][1], x[j][2], x[j][3]));
-      }
-    }
-  }
-};
-
-// Norm and gate of the rows of steps [base, base + steps), a warp each; load(step, row, y) loads y.
-template <typename Load>
-__device__ __forceinline__ void few_outputs(const DeltaParams& p, const DeltaWork& work, int v_head, int base,
-                                            int steps, int warp, int lane, const Load& load) {
-#pragma unroll 1
-  for (int s = warp; s < steps; s += kFewWarps) {
-    if (base + s < work.group.accepted) continue;
-    const int64_t row = work.row(base + s);
-    float4 y[2], z[2];
-    delta_load_row(p.z.data + row * p.z.stride + static_cast<int64_t>(v_head) * p.dv, p.dv, lane, z);
-    load(s, row, y);
-    delta_output(p, row, v_head, lane, y, z);
-  }
-}
-
-// blockIdx.x: value head and Units times 64 of its columns. blockIdx.y: group.
-template <int DK, int Units>
-__global__ void __launch_bounds__(32 * kFewWarps, 1) delta_few_kernel(const __grid_constant__ DeltaParams p) {
-  using Shared = FewShared<DK, Units>;
-  constexpr int kThreads = 32 * kFewWarps;
-  __shared__ Shared shared;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int v_head = static_cast<int>(blockIdx.x) / p.parts, part = static_cast<int>(blockIdx.x) % p.parts;
-  const int column0 = part * Shared::kWidth, live = min(Shared::kWidth, p.dv - column0);
-  const int g = static_cast<int>(blockIdx.y);
-  pdl_launch();
-  const int k_head = p.k_head_of[v_head];
-  if (p.taps == 4) {
-    for (int i = thread; i < 2 * DK + live; i += kThreads) {
-      const int channel = i < 2 * DK ? i : i + column0;
-      shared.weights[i] = load_four(p.conv + delta_channel(p, k_head, v_head, channel) * 4);
-    }
-  }
-  pdl_wait();
-  const DeviceGroup group = p.groups[g];
-  float* const states = p.states[g];
-  const int groups = *p.group_count;
-  if (g == 0 && part == 0 && thread < p.rows && p.group_of[thread] < 0) delta_no_output(p, thread, v_head, 0, 1);
-  if (g >= groups) return;
-  const DeltaWork work(p, group, states, v_head);
-  if (work.count <= 0) return;
-
-  Columns<DK, Units> columns;
-  const int column = warp * Units * kColumnsAWarp;  // of the block
-  const int units = max(0, min(Units, (live - column) / kColumnsAWarp));
-  float* state = work.head + (column0 + column) * DK;
-  columns.load(state, lane, units);
-  __syncthreads();  // weights
-  const FewInputs<DK, Units> inputs{p, work, shared, k_head, v_head, column0, live, warp, lane};
-  const int64_t width = static_cast<int64_t>(p.v_heads) * p.dv;
-#pragma unroll 1
-  for (int base = 0; base < work.count; base += kFewChunk) {
-    const int steps = min(kFewChunk, work.count - base);
-    inputs.run(base, steps);
-    __syncthreads();
-    if (units > 0) {
-      const int own = column + lane_column(lane);
-#pragma unroll 1
-      for (int s = 0; s < steps; ++s) {
-        float y[Units];
-        columns.step(shared.qk[s], &shared.qk[s][DK], &shared.values[s][own], shared.gates[s], lane, y);
-        const int i = base + s;
-        float* to = p.parts == 1 ? &shared.y[s][own] : p.y + work.row(i) * width + v_head * p.dv + column0 + own;
-#pragma unroll
-        for (int u = 0; u < Units; ++u) {
-          const float sum = sum_over_segments(y[u]);
-          if (lane_segment(lane) == 0 && u < units && i >= work.group.accepted) to[u * kColumnsAWarp] = sum;
-        }
-        if (i + 1 == work.commit) columns.store(state, lane, units);
-      }
-    }
-    __syncthreads();
-    if (p.parts == 1) {
-      few_outputs(p, work, v_head, base, steps, warp, lane,
-                  [&](int s, int64_t, float4(&y)[2]) { delta_load_row(shared.y[s], p.dv, lane, y); });
-    }
-  }
-  if (p.parts > 1) {
-    // All of this block's y is on its way, and it reads the head's kept rows no more.
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) {
-      auto* arrivals = reinterpret_cast<int*>(work.head + p.state.arrivals);
-      shared.last = atomicAdd(arrivals, 1) == p.parts - 1 ? 1 : 0;
-      if (shared.last != 0) *arrivals = 0;
-    }
-    __syncthreads();
-    if (shared.last == 0) return;
-    __threadfence();
-    few_outputs(p, work, v_head, 0, work.count, warp, lane, [&](int, int64_t row, float4(&y)[2]) {
-      const float4* from = reinterpret_cast<const float4*>(p.y + row * width + v_head * p.dv);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        y[j] = lane + 32 * j < p.dv / 4 ? __ldcg(from + lane + 32 * j) : make_float4(0, 0, 0, 0);
-      }
-    });
-  }
-  // From the other end: the first warps are busy with outputs.
-  delta_keep(p, work, k_head, v_head, kThreads - 1 - thread, kThreads);
-}
-
-template <int DK>
-void launch_few(cudaStream_t stream, const DeltaParams& p, bool two) {
-  const dim3 grid(static_cast<unsigned>(p.v_heads * p.parts), static_cast<unsigned>(p.max_groups));
-  const auto kernel = two ? delta_few_kernel<DK, 2> : delta_few_kernel<DK, 1>;
-  launch_kernel(kernel, grid, dim3(32 * kFewWarps), 0, stream, "delta net, few rows", p);
-}
-
 template <int DK>
 void launch_steps(cudaStream_t stream, const DeltaParams& p) {
   const dim3 grid(static_cast<unsigned>(p.v_heads * p.parts), static_cast<unsigned>(p.max_groups));
@@ -521,19 +251,6 @@ void launch_steps(cudaStream_t stream, const DeltaParams& p) {
 }
 
 }  // namespace
-
-void cuda_delta_few(cudaStream_t stream, DeltaParams p) {
-  kernel_check(p.rows <= 32 * kFewWarps, "delta net: more rows than a block of the kernel for few has threads");
-  // A block a head for one to four rows or many groups; else more, for which a row's steps are a greater part than the
-  // blocks' meeting at the end.
-  const bool two = p.dv > 64 && (p.rows <= 4 || p.v_heads * p.max_groups > 96);
-  const int columns = two ? 128 : 64;
-  p.parts = (p.dv + columns - 1) / columns;
-  if (p.dk == 128) return launch_few<128>(stream, p, two);
-  if (p.dk == 64) return launch_few<64>(stream, p, two);
-  kernel_check(p.dk == 32, "delta net: key heads must have 32, 64 or 128 dims");
-  launch_few<32>(stream, p, two);
-}
 
 void cuda_delta_steps(cudaStream_t stream, DeltaParams p) {
   p.parts = (p.dv + kColumns - 1) / kColumns;

@@ -19,6 +19,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_format.cuh"
 #include "kernels/cuda/mbarrier.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace tensorfold {
 
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(32 * kExpertWarps, Shape::kBlocksPerSm)
   __shared__ ExpertWork<Shape::kRows> work;
   __shared__ float slot_out[kSum ? kMostExpertSlots : 1][kTileRows];
   pdl_launch();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = uniform_warp();
   const uint32_t base = shared_address(memory);
   const uint32_t full = base + 8 * kSlots * warp, ring = base + Shape::ring_at() + kSlots * kSlotBytes * warp;
   if (lane == 0) {

@@ -17,6 +17,12 @@
 
 namespace tensorfold {
 
+/// Byte, in a stage of activations in shared memory, of columns 8 chunk … + 7 of row `row`. Odd rows have their halves
+/// swapped, so that the 8 lanes of a quarter warp (2 rows, 4 chunks) reach all banks.
+__host__ __device__ constexpr int x_chunk_offset(int row, int chunk) {
+  return row * 128 + (chunk ^ ((row & 1) << 2)) * 16;
+}
+
 template <int kTiles_, int kStages_, int kBlocksPerSm_>
 struct ExpertTileShape {
   static constexpr int kTiles = kTiles_, kStages = kStages_, kBlocksPerSm = kBlocksPerSm_;

@@ -18,6 +18,7 @@
 #include "kernels/cuda/delta_net_row.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -74,7 +75,7 @@ __device__ __forceinline__ void decay_inputs(const DeltaParams& p, const DeltaWo
 __global__ void __launch_bounds__(32 * kInputWarps) kimi_inputs_kernel(const __grid_constant__ DeltaParams p) {
   pdl_launch();
   pdl_wait();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = uniform_warp(), lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t slots = p.rows + static_cast<int64_t>(p.max_groups) * p.window;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kInputWarps + warp) * kInputRun;
   const int unit = static_cast<int>(blockIdx.y), values = unit - 2 * p.k_heads;
@@ -127,7 +128,7 @@ __device__ __forceinline__ void copy_async4(float* shared, const float* global) 
 template <int M>
 __device__ __forceinline__ void load_chunk(const DeltaParams& p, const DeltaWork& work, KimiShared<M>& shared, int g,
                                            int k_head, int v_head, int column0, int live, int c, int stage) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = uniform_warp(), lane = static_cast<int>(threadIdx.x) % 32;
   const int steps = min(kChunk, work.count - c * kChunk), pieces = p.dk / 4;
 #pragma unroll 1
   for (int s = warp; s < steps; s += kWarps) {
@@ -202,7 +203,7 @@ template <int M>
 __global__ void __launch_bounds__(32 * kWarps) kimi_steps_kernel(const __grid_constant__ DeltaParams p) {
   constexpr int kRows = KimiShared<M>::kRows;
   __shared__ KimiShared<M> shared;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = uniform_warp(), lane = thread % 32;
   const int v_head = static_cast<int>(blockIdx.x) / p.parts, g = static_cast<int>(blockIdx.y);
   const int column0 = static_cast<int>(blockIdx.x) % p.parts * kColumns, live = min(kColumns, p.dv - column0);
   pdl_launch();

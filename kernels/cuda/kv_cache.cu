@@ -14,6 +14,7 @@
 #include "kernels/cuda/attention_mma.cuh"
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kWarps * 32) qkv_kernel(const __grid_constant_
   __shared__ float buffer[kWarps][kMaxDim];
   pdl_launch();
   pdl_wait();
-  const int warp = static_cast<int>(threadIdx.x >> 5);
+  const int warp = uniform_warp();
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int units = p.heads + 2 * p.kv_heads;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;

@@ -18,6 +18,7 @@
 #include "kernels/cuda/attention_kernels.cuh"
 #include "kernels/cuda/latent_rows.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/numerics/check.h"
 #include "kernels/ops/block_ops.h"
 
@@ -154,7 +155,7 @@ __device__ __forceinline__ void load_queries(const Params& p, int64_t row, int f
 // a row, several at a time.
 template <int kTogether>
 __device__ __forceinline__ void load_keys(const Params& p, const float* const* entries, int count, uint32_t shared) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = uniform_warp(), lane = static_cast<int>(threadIdx.x) % 32;
   const int units = p.padded / 8;
 #pragma unroll 1
   for (int key = warp * kTogether; key < kKeys; key += kWarps * kTogether) {
@@ -298,7 +299,7 @@ template <int kTiles>
 __global__ void __launch_bounds__(kThreads, 2) split_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char memory[];
   constexpr int kHeads = 16 * kTiles;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = uniform_warp(), lane = thread % 32;
   pdl_launch();
   pdl_wait();
   const int64_t of_launch = blockIdx.x, row = p.first_row + of_launch;

@@ -38,22 +38,38 @@ inline bool pdl_supported() {
   return supported;
 }
 
-/// Enqueues kernel(args...); may be captured into a graph. `what` names the launch in cuda_failure(). Kernels that want
-/// more than 48 KiB of dynamic shared memory must have been given leave for it before (cudaFuncSetAttribute).
+/// Enqueues kernel(args...) in clusters of so many blocks along x (0: none); may be captured into a graph. `what` names
+/// the launch in cuda_failure(). Kernels that want more than 48 KiB of dynamic shared memory must have been given leave
+/// for it before (cudaFuncSetAttribute).
 template <typename... Params, typename... Args>
-bool launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-                   const char* what, Args... args) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+bool launch_cluster_kernel(unsigned cluster, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                           cudaStream_t stream, const char* what, Args... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (pdl_supported()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 0) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = cluster;
+    attributes[count].val.clusterDim.y = 1;
+    attributes[count++].val.clusterDim.z = 1;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = pdl_supported() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   return cuda_ok(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), what);
+}
+
+template <typename... Params, typename... Args>
+bool launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                   const char* what, Args... args) {
+  return launch_cluster_kernel(0, kernel, grid, block, shared_bytes, stream, what, args...);
 }
 
 }  // namespace tensorfold

@@ -11,6 +11,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mamba2.h"
 #include "kernels/cuda/mamba2_row.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void convolve_run(const Mamba2Params& p, int64_t firs
 __global__ void __launch_bounds__(32 * kWarpsABlock, 2) mamba2_inputs_kernel(const __grid_constant__ Mamba2Params p) {
   pdl_launch();
   pdl_wait();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = uniform_warp(), lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t slots = p.rows + static_cast<int64_t>(p.max_groups) * p.window;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarpsABlock + warp) * kRun;
   if (blockIdx.y + 1 < gridDim.y) {
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(32 * kWarpsABlock, 2) mamba2_inputs_kernel(con
 // to date.
 __global__ void __launch_bounds__(32 * kWarpsABlock) mamba2_outputs_kernel(const __grid_constant__ Mamba2Params p) {
   constexpr int kRows = kWarpsABlock * kOutputRows;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = uniform_warp(), lane = static_cast<int>(threadIdx.x) % 32;
   const int row_blocks = (p.rows + kRows - 1) / kRows;
   const int y = static_cast<int>(blockIdx.y), head_group = static_cast<int>(blockIdx.x);
   pdl_launch();

@@ -18,6 +18,7 @@
 // arrive (a counter in the state, zero between passes).
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mamba2_row.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3) mamba2_steps_kernel(const __gr
   static_assert(kLaneColumns * kQuad == kSegments, "a lane gets one sum of four steps");
   constexpr int kChunk = StepsShared<State>::kChunk;
   __shared__ StepsShared<State> shared;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = uniform_warp(), lane = thread % 32;
   const int head = static_cast<int>(blockIdx.x) / p.parts, g = static_cast<int>(blockIdx.y);
   const int column0 = static_cast<int>(blockIdx.x) % p.parts * kColumns, live = min(kColumns, p.head_dim - column0);
   pdl_launch();
@@ -192,7 +193,8 @@ __global__ void __launch_bounds__(32 * kWarps, 3) mamba2_steps_kernel(const __gr
   pdl_wait();
   if (g >= *p.group_count) return;
   const Mamba2Work work(p, p.groups[g], p.states[g], head / p.together);
-  if (work.count <= 0) return;
+  const int count = uniform(work.count), commit = uniform(work.commit);
+  if (count <= 0) return;
 
   const Feed<State> feed(p, work, shared, g, head, column0, live, thread);
   feed.load(0, 0);
@@ -208,7 +210,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3) mamba2_steps_kernel(const __gr
   float* y_out = p.y + head * p.head_dim + column0 + own;
   int stage = 0;
 #pragma unroll 1
-  for (int base = 0; base < work.count; base += kChunk) {
+  for (int base = 0; base < count; base += kChunk) {
     copies_wait_all_but_one();
     __syncthreads();  // this chunk is here, and nobody reads the one before it any more
     feed.load(base / kChunk + 2, stage == 0 ? kStages - 1 : stage - 1);
@@ -218,11 +220,11 @@ __global__ void __launch_bounds__(32 * kWarps, 3) mamba2_steps_kernel(const __gr
     const Mamba2Gate* gates = shared.gates[stage];
     stage = stage == kStages - 1 ? 0 : stage + 1;
     if (!here) continue;
-    const int steps = min(kChunk, work.count - base);
+    const int steps = min(kChunk, count - base);
 #pragma unroll 1
     for (int s = 0; s < steps;) {
       const int i = base + s;
-      if (s + kQuad <= steps && (work.commit <= i || work.commit >= i + kQuad)) {
+      if (s + kQuad <= steps && (commit <= i || commit >= i + kQuad)) {
         float parts[kSegments];
 #pragma unroll
         for (int t = 0; t < kQuad; ++t) {
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3) mamba2_steps_kernel(const __gr
         }
         s += 1;
       }
-      if (base + s == work.commit) columns.store(state, lane);
+      if (base + s == commit) columns.store(state, lane);
     }
   }
 }
@@ -274,7 +276,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, State > 128 ? 1 : 2)
   constexpr int kStepsAtOnce = kThreads / kPieces;
   static_assert(kStepsAtOnce >= 1);
   __shared__ FewShared<State> shared;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = uniform_warp(), lane = thread % 32;
   const int head = static_cast<int>(blockIdx.x) / p.parts, part = static_cast<int>(blockIdx.x) % p.parts;
   const int column0 = part * kColumns, live = min(kColumns, p.head_dim - column0);
   const int head_group = head / p.together, g = static_cast<int>(blockIdx.y);
@@ -300,7 +302,8 @@ __global__ void __launch_bounds__(32 * kFewWarps, State > 128 ? 1 : 2)
   }
   if (g >= groups) return;
   const Mamba2Work work(p, group, states, head_group);
-  if (work.count <= 0) return;
+  const int count = uniform(work.count), commit = uniform(work.commit);
+  if (count <= 0) return;
 
   const int own = Lane::first_column(warp, lane);
   const bool here = warp * kColumnsAWarp < live;  // live is a multiple of a warp's columns
@@ -309,8 +312,8 @@ __global__ void __launch_bounds__(32 * kFewWarps, State > 128 ? 1 : 2)
   if (here) column.load(state, lane);
   float* y_out = p.y + head * p.head_dim + column0 + own;
 #pragma unroll 1
-  for (int base = 0; base < work.count; base += kFewChunk) {
-    const int steps = min(kFewChunk, work.count - base);
+  for (int base = 0; base < count; base += kFewChunk) {
+    const int steps = min(kFewChunk, count - base);
     if (feeds) {
 #pragma unroll 1
       for (int s = first_step; s < steps; s += kStepsAtOnce) {
@@ -334,7 +337,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, State > 128 ? 1 : 2)
         if (lane_segment(lane) == 0 && i >= work.group.accepted) {
           y_out[work.row(i) * p.y_stride] = __fmaf_rn(d, shared.x[s][own], sum);
         }
-        if (i + 1 == work.commit) column.store(state, lane);
+        if (i + 1 == commit) column.store(state, lane);
       }
     }
     __syncthreads();

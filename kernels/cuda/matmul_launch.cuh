@@ -10,6 +10,7 @@
 #include "kernels/cuda/matmul_skinny.cuh"
 #include "kernels/cuda/matmul_stream.cuh"
 #include "kernels/cuda/matmul_tile.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace tensorfold {
 
@@ -92,6 +93,32 @@ std::optional<bool> launch_stream_rows(MatmulArgs& args, const GpuFacts& gpu, cu
   return launch_stream_tiles<kKind, kSets, 1>(args, gpu, stream);
 }
 
+/// What the copy engine is told of the views.
+template <CudaWeightKind kKind, int kSets, typename Shape>
+bool tile_maps(const MatmulArgs& args, TileMaps& maps) {
+  for (int v = 0; v < args.view_count; ++v) {
+    const MatmulView& view = args.views[v];
+    TensorMapShape x;
+    x.data = view.x;
+    x.cols = static_cast<uint64_t>(view.cols);
+    x.rows = static_cast<uint64_t>(args.rows);
+    x.stride = static_cast<uint64_t>(view.x_stride) * 2;
+    x.box_cols = kStageColumns;
+    x.box_rows = Shape::kBlockRows;
+    x.swizzled = true;
+    TensorMapShape weight;
+    weight.data = view.weight;
+    weight.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT64;  // 8 bytes, of whatever they are
+    weight.cols = static_cast<uint64_t>(view.tile_bytes) / 8;
+    weight.rows = static_cast<uint64_t>(view.tiles);
+    weight.stride = static_cast<uint64_t>(view.tile_bytes);
+    weight.box_cols = stage_bytes(kKind, kSets) / 8;
+    weight.box_rows = Shape::kBlockTiles;
+    if (!make_tensor_map(x, "matmul", &maps.x[v]) || !make_tensor_map(weight, "matmul", &maps.weight[v])) return false;
+  }
+  return true;
+}
+
 template <CudaWeightKind kKind, int kSets, typename Shape>
 bool launch_tile(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   constexpr int kShared = Shape::shared_bytes(kKind, kSets);
@@ -101,8 +128,10 @@ bool launch_tile(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   const int row_blocks = (args.rows + Shape::kBlockRows - 1) / Shape::kBlockRows;
   args.blocks = number_blocks(args, Shape::kBlockTiles, row_blocks);
   const int blocks = std::min(args.blocks, gpu.multiprocessors * Shape::kBlocksPerSm);
+  TileMaps maps = {};
+  if (pdl_supported() && !tile_maps<kKind, kSets, Shape>(args, maps)) return false;
   return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), kShared, stream, "matmul",
-                       args);
+                       args, maps);
 }
 
 /// 33 to 64 rows of quantised weights: blocks of 128 weight rows by 64 rows, three a multiprocessor where they fit.

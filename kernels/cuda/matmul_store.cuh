@@ -7,8 +7,9 @@
 namespace tensorfold {
 
 /// Writes the accumulators of a warp: kTiles tiles of 16 weight rows from `first_tile` by kRowTiles tiles of 8 rows of
-/// the pass from `first_row`. Lane (g, t) has weight rows g and g + 8, rows of the pass 2t and 2t + 1.
-template <int kTiles, int kRowTiles>
+/// the pass from `first_row`. Lane (g, t) has weight rows g and g + 8, rows of the pass 2t and 2t + 1, or, where the
+/// kernel's columns are row_of_column(), t and t + 4 (kSpread).
+template <bool kSpread = false, int kTiles, int kRowTiles>
 __device__ __forceinline__ void store_accumulators(const MatmulView& view, MatmulEpilogue epilogue, int rows,
                                                    int first_tile, int first_row, int lane,
                                                    const float (&acc)[kTiles][kRowTiles][4]) {
@@ -20,7 +21,7 @@ __device__ __forceinline__ void store_accumulators(const MatmulView& view, Matmu
   for (int j = 0; j < kRowTiles; ++j) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const int row = first_row + 8 * j + 2 * (lane % 4) + c;
+      const int row = first_row + 8 * j + (kSpread ? lane % 4 + 4 * c : 2 * (lane % 4) + c);
       if (row >= rows) continue;
       const int64_t at = row * view.out_stride + first_col;
       if (plain) {

@@ -7,6 +7,7 @@
 // of squares. So a warp of 32 lanes may hold a whole head, a block a whole row, or 8 blocks one row: the bits are the
 // same, and neither the number of rows nor the device comes into it.
 // Then out = (x * rsqrt(sum / dim + eps)) * weight, each operation rounded.
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/rowwise_norm.h"
 #include "kernels/cuda/rowwise_vec.cuh"
@@ -82,62 +83,6 @@ __device__ __forceinline__ void store_normed(const NormArgs& a, int64_t row, int
   if (a.out_f != nullptr) store_four<W>(a.out_f + row * a.out_f_stride + column, y);
 }
 
-// A cluster's blocks send each other their warps' sums: a store that carries its own count of bytes to the receiver's
-// barrier (st.async), so that nobody waits for a fence over the stores to global memory. Never called outside a
-// cluster.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
-__device__ __forceinline__ unsigned remote_address(const void* mine, int rank) {
-  unsigned remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(mine)), "r"(rank));
-  return remote;
-}
-__device__ __forceinline__ int cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
-// By one thread: the barrier opens when `bytes` have come.
-__device__ __forceinline__ void inbox_open(uint64_t* inbox, unsigned bytes) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(inbox)) : "memory");
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(inbox)), "r"(bytes)
-               : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-// By all threads: between them, all blocks of the cluster run and their inboxes are open.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-__device__ __forceinline__ void inbox_send(uint64_t* inbox, const float* mine, int rank, float value) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(remote_address(mine, rank)),
-      "r"(__float_as_uint(value)), "r"(remote_address(inbox, rank))
-      : "memory");
-}
-__device__ __forceinline__ void inbox_wait(uint64_t* inbox) {
-  unsigned done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(shared_address(inbox))
-        : "memory");
-  }
-}
-#else
-__device__ __forceinline__ int cluster_rank() { return 0; }
-__device__ __forceinline__ void inbox_open(uint64_t*, unsigned) {}
-__device__ __forceinline__ void cluster_arrive() {}
-__device__ __forceinline__ void cluster_wait() {}
-__device__ __forceinline__ void inbox_send(uint64_t*, const float*, int, float) {}
-__device__ __forceinline__ void inbox_wait(uint64_t*) {}
-#endif
-
 template <int kParts, int W>
 __device__ __forceinline__ Lanes<4> sum_value(const NormArgs& a, int64_t row, int column) {
   if constexpr (kParts == kNone) {
@@ -172,7 +117,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows(const __grid_constan
   const bool normed = a.weight != nullptr;
   if (kBlocks > 1 && normed) {
     if (threadIdx.x == 0) inbox_open(&inbox, kColumnParts * (blockDim.x / 32) * sizeof(float));
-    cluster_arrive();
+    cluster_arrive_unfenced();
   }
   const int64_t row = blockIdx.x / kBlocks;
   const int head = blockIdx.y * a.dim;
@@ -264,25 +209,6 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock) norm_short(const __grid_c
   }
 }
 
-// As launch_kernel, with clusters of 8 blocks.
-void launch_clusters(void (*kernel)(NormArgs), dim3 grid, int threads, cudaStream_t stream, const char* what,
-                     const NormArgs& args) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = kColumnParts;
-  attributes[0].val.clusterDim.y = 1;
-  attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  cuda_ok(cudaLaunchKernelEx(&config, kernel, args), what);
-}
-
 template <int kParts, int W>
 void launch_norm_rows(NormPath path, cudaStream_t stream, int64_t rows, const NormArgs& args, const char* what) {
   const int threads = (part_columns(args.dim) / 4 + 31) / 32 * 32;
@@ -290,7 +216,8 @@ void launch_norm_rows(NormPath path, cudaStream_t stream, int64_t rows, const No
       norm_clusters_supported() && path != NormPath::kBlock && (path == NormPath::kCluster || rows < kNormBlockRows);
   const dim3 grid(static_cast<unsigned>(clusters ? kColumnParts * rows : rows), static_cast<unsigned>(args.heads));
   if (clusters) {
-    launch_clusters(norm_rows<kParts, kColumnParts, W>, grid, threads, stream, what, args);
+    launch_cluster_kernel(kColumnParts, norm_rows<kParts, kColumnParts, W>, grid, dim3(static_cast<unsigned>(threads)),
+                          0, stream, what, args);
   } else {
     launch_kernel(norm_rows<kParts, 1, W>, grid, dim3(static_cast<unsigned>(threads)), 0, stream, what, args);
   }

@@ -97,7 +97,8 @@ struct RowBatch {
   std::span<const RowGroup> groups;
   std::span<const std::vector<RecurrentState*>> recurrent;  // [recurrent layer][group]
   int64_t least_keys = 0;                                   // launches are made for contexts of at least so many tokens
-  const void* device = nullptr;                             // the backend's own copy
+  bool of_one = false;           // without groups: launches are made for rows of one sequence, where a backend has such
+  const void* device = nullptr;  // the backend's own copy
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };
@@ -337,9 +338,11 @@ class Ops {
     return body(rows, input);
   }
   /// Rows up to which a backend keeps launches; 0: it keeps none. They are kept for powers of two of rows, and for
-  /// contexts of kKeptContext tokens times powers of four.
+  /// contexts of kKeptContext tokens times powers of four. Forward passes of 2 to kMostRowsOfOne rows are kept twice:
+  /// for rows of one sequence, which can be cut better, and for rows of any.
   virtual int64_t most_kept_rows() const { return 0; }
   static constexpr int64_t kKeptContext = 1024;
+  static constexpr int64_t kMostRowsOfOne = 16;
   /// Forgets kept launches: addresses that they use are no longer valid.
   virtual void forget_runs() {}
 

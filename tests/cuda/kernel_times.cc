@@ -4,101 +4,29 @@
 // caches or states which are together larger than the L2 cache. --only: rows whose name contains NAME. --copies: so
 // many copies of products' weights instead; 1 keeps small ones in L2, which shows what a kernel costs when memory is no
 // limit.
+#include "tests/cuda/kernel_times.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
-#include <numeric>
-#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_weight.h"
 #include "kernels/cuda/delta_net.h"
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/rowwise_norm.h"
 #include "kernels/ops/block_ops.h"
-#include "tests/cuda/times.h"
 
 namespace tensorfold {
 namespace {
 
 constexpr int64_t kRotateBytes = int64_t{256} << 20;  // several times the L2 cache of any GPU here
 int64_t forced_copies = 0;                            // --copies
-
-constexpr size_t kBlock = 1000003;  // prime: rows of repeated values differ
-
-struct Floats : Buffer<float> {
-  explicit Floats(int64_t count, float scale = 1.0f) : Buffer<float>(count) {
-    std::mt19937 engine(7);
-    std::normal_distribution<float> normal(0.0f, scale);
-    std::vector<float> block(static_cast<size_t>(std::min<int64_t>(count, kBlock)));
-    for (float& x : block) x = normal(engine);
-    fill(block);
-  }
-};
-
-// bf16 values of random sign and fraction, 2^-2 in size.
-struct Halves : Buffer<uint16_t> {
-  explicit Halves(int64_t count) : Buffer<uint16_t>(count) {
-    std::mt19937 engine(8);
-    std::vector<uint16_t> block(static_cast<size_t>(std::min<int64_t>(count, kBlock)));
-    for (uint16_t& x : block) x = static_cast<uint16_t>(0x3e80 | (engine() & 0x807f));
-    fill(block);
-  }
-  __nv_bfloat16* values() const { return reinterpret_cast<__nv_bfloat16*>(data()); }
-};
-
-class Times {
- public:
-  Times(std::string only, double seconds) : only_(std::move(only)) {
-    must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    limits_ = measure_cuda_limits(seconds);
-    must(cudaSuccess, "kernels");
-    std::printf("reads %.0f GB/s, mma %.0f TFLOP/s, an empty kernel in a graph %.2f us\n", limits_.bandwidth * 1e-9,
-                limits_.mma_rate * 1e-12, limits_.node_seconds * 1e6);
-    std::printf("%-34s %6s %10s %8s %6s %8s %6s\n", "kernel", "rows", "us", "GB/s", "%", "TFLOP/s", "%");
-  }
-  ~Times() { cudaStreamDestroy(stream_); }
-  cudaStream_t stream() const { return stream_; }
-  bool wanted(const std::string& name) const { return name.find(only_) != std::string::npos; }
-
-  // launch(i) enqueues the i-th launch. Bytes and operations of one launch; 0: not told.
-  void row(const std::string& name, int64_t rows, double bytes, double operations,
-           const std::function<void(int)>& launch) {
-    const double seconds = best_seconds(stream_, name.c_str(), launch);
-    std::printf("%-34s %6lld %10.2f", name.c_str(), static_cast<long long>(rows), seconds * 1e6);
-    if (bytes > 0) {
-      std::printf(" %8.0f %5.1f%%", bytes / seconds * 1e-9, 100 * bytes / seconds / limits_.bandwidth);
-    } else {
-      std::printf(" %8s %6s", "", "");
-    }
-    if (operations > 0) {
-      std::printf(" %8.1f %5.1f%%", operations / seconds * 1e-12, 100 * operations / seconds / limits_.mma_rate);
-    }
-    std::printf("\n");
-    std::fflush(stdout);
-  }
-
- private:
-  std::string only_;
-  cudaStream_t stream_ = nullptr;
-  CudaLimits limits_;
-};
-
-std::unique_ptr<CudaWeight> pack(std::span<const MatrixSource> blocks, CudaPairing pairing) {
-  std::string error;
-  std::unique_ptr<CudaWeight> weight = pack_cuda_weight(blocks, pairing, &error);
-  if (weight == nullptr) {
-    std::fprintf(stderr, "pack: %s%s\n", error.c_str(), cuda_failure().c_str());
-    std::exit(1);
-  }
-  return weight;
-}
 
 // The same weight in memory of its own.
 std::unique_ptr<CudaWeight> copy_of(const CudaWeight& weight) {
@@ -162,60 +90,6 @@ void time_matmul(Times* times, const MatmulShape& shape, bool affine, const std:
     });
   }
 }
-
-// One sequence's rows at the end of a context.
-struct Pass {
-  Pass(int64_t count, int64_t context, int64_t certain, int64_t accepted, const std::vector<float*>& recurrent = {})
-      : group_count(std::vector<int32_t>{1}),
-        tokens(std::vector<int32_t>(static_cast<size_t>(count), 1)),
-        positions(positions_of(count, context)),
-        group_of(std::vector<int32_t>(static_cast<size_t>(count), 0)),
-        groups(std::vector<DeviceGroup>{group(count, context, certain, accepted)}),
-        pages(page_table(context)),
-        states(recurrent) {
-    rows.rows = static_cast<int32_t>(count);
-    rows.max_groups = 1;
-    rows.max_keys = context;
-    rows.group_count = group_count.data();
-    rows.tokens = tokens.data();
-    rows.positions = positions.data();
-    rows.group_of = group_of.data();
-    rows.groups = groups.data();
-    rows.pages = pages.data();
-    rows.states = states.data();
-  }
-  static int64_t page_count(int64_t context) { return (context + kPageTokens - 1) / kPageTokens; }
-  static std::vector<int64_t> positions_of(int64_t count, int64_t context) {
-    std::vector<int64_t> all(static_cast<size_t>(count));
-    std::iota(all.begin(), all.end(), context - count);
-    return all;
-  }
-  static DeviceGroup group(int64_t count, int64_t context, int64_t certain, int64_t accepted) {
-    DeviceGroup group;
-    group.first_position = context - count;
-    group.rows = static_cast<int32_t>(count);
-    group.certain = static_cast<int32_t>(certain);
-    group.accepted = static_cast<int32_t>(accepted);
-    group.page_count = static_cast<int32_t>(page_count(context));
-    return group;
-  }
-  // Pages of a sequence lie anywhere; the same order for every length, so that earlier rows find theirs.
-  static std::vector<int32_t> page_table(int64_t context) {
-    std::vector<int32_t> all(static_cast<size_t>(page_count(context)));
-    for (size_t i = 0; i < all.size(); ++i)
-      all[i] = static_cast<int32_t>(i ^ 1) < static_cast<int32_t>(all.size()) ? static_cast<int32_t>(i ^ 1)
-                                                                              : static_cast<int32_t>(i);
-    return all;
-  }
-
-  Buffer<int32_t> group_count, tokens;
-  Buffer<int64_t> positions;
-  Buffer<int32_t> group_of;
-  Buffer<DeviceGroup> groups;
-  Buffer<int32_t> pages;
-  Buffer<float*> states;
-  DeviceRows rows;
-};
 
 constexpr int64_t kHeads = 24, kKvHeads = 4, kHeadDim = 256, kPairs = 32;
 constexpr int64_t kQkvWidth = 2 * kHeads * kHeadDim + 2 * kKvHeads * kHeadDim;  // q, gate, k, v
@@ -395,112 +269,6 @@ void time_sum_norm(Times* times) {
   }
 }
 
-// A recurrent layer's launches in their order: each row is the layer up to and including one more of them, so that the
-// difference to the row before is what that launch costs where it stands.
-void time_layer(Times* times) {
-  if (!times->wanted("layer")) return;
-  constexpr int64_t kHidden = 5120, kIntermediate = 17408, kSlices = 8;
-  DeltaNetShape shape;
-  shape.k_heads = 16;
-  shape.v_heads = 48;
-  shape.dk = shape.dv = 128;
-  for (int32_t v = 0; v < 48; ++v) shape.k_head_of.push_back(v / 3);
-  const int64_t channels = shape.channels(), values = shape.v_heads * shape.dv;
-  const int64_t width = channels + values + 2 * shape.v_heads;
-  struct Weights {
-    std::unique_ptr<CudaWeight> in, gate_up;
-    std::vector<std::unique_ptr<CudaWeight>> out, down;
-  };
-  constexpr int kLayers = 3;  // 215 MB each
-  std::vector<Weights> layers(kLayers);
-  {
-    const Matrix in(width, kHidden, true), half(kIntermediate, kHidden, true);
-    const Matrix out(kHidden, values / kSlices, true), down(kHidden, kIntermediate / kSlices, true);
-    for (Weights& layer : layers) {
-      layer.in = pack({&in.source, 1}, CudaPairing::kNone);
-      const std::vector<MatrixSource> both(2, half.source);
-      layer.gate_up = pack(both, CudaPairing::kGateUp);
-      for (int64_t s = 0; s < kSlices; ++s) {
-        layer.out.push_back(pack({&out.source, 1}, CudaPairing::kNone));
-        layer.down.push_back(pack({&down.source, 1}, CudaPairing::kNone));
-      }
-    }
-  }
-  std::vector<std::unique_ptr<CudaRecurrentState>> states;
-  std::vector<float*> pointers;
-  for (int i = 0; i < kLaunches; ++i) {
-    states.push_back(CudaRecurrentState::create(shape, times->stream()));
-    must(cudaSuccess, "kernels");
-    pointers.push_back(states.back()->data());
-  }
-  const Floats conv(channels * shape.conv_kernel, 0.5f), a_log(shape.v_heads, 0.5f), dt_bias(shape.v_heads, 0.5f);
-  const Floats norm(shape.dv), hidden_norm(kHidden);
-  const Buffer<int32_t> k_head_of(shape.k_head_of);
-  for (int64_t rows : {1, 16}) {
-    const Pass pass(rows, 4096, 1, 0, pointers);
-    const Floats in(rows * width), residual(rows * kHidden), parts(kSlices * rows * kHidden, 1e-3f);
-    const Halves x(rows * kHidden), mixed(rows * values), activated(rows * kIntermediate);
-    const Buffer<float> workspace(cuda_delta_net_workspace(pass.rows, shape));
-    CudaDeltaNetArgs args;
-    args.shape = &shape;
-    args.qkv = {in.data(), rows, channels, width};
-    args.z = {in.data() + channels, rows, values, width};
-    args.b = {in.data() + channels + values, rows, shape.v_heads, width};
-    args.a = {in.data() + channels + values + shape.v_heads, rows, shape.v_heads, width};
-    args.conv = conv.data();
-    args.a_log = a_log.data();
-    args.dt_bias = dt_bias.data();
-    args.norm = norm.data();
-    args.k_head_of = k_head_of.data();
-    args.out = {mixed.values(), rows, values, values};
-    args.workspace = workspace.data();
-    CudaTreeSum sum;
-    sum.part_count = kSlices;
-    sum.part_stride = kHidden;
-    for (int64_t p = 0; p < kSlices; ++p) sum.parts[p] = parts.data() + p * rows * kHidden;
-    for (const AddStep& step : fold_plan(8, {0, 8})) sum.steps[sum.step_count++] = step;
-    const auto sliced = [&](const std::vector<std::unique_ptr<CudaWeight>>& weights, const Halves& input,
-                            int64_t cols) {
-      std::vector<CudaMatmulJob> jobs;
-      for (int64_t s = 0; s < kSlices; ++s) {
-        jobs.push_back({weights[static_cast<size_t>(s)].get(),
-                        {input.values() + s * cols, rows, cols, cols * kSlices},
-                        {parts.data() + s * rows * kHidden, rows, kHidden, kHidden}});
-      }
-      cuda_matmul(times->stream(), jobs);
-    };
-    const auto sum_norm = [&] {
-      cuda_sum_norm(times->stream(), sum, {residual.data(), rows, kHidden, kHidden}, hidden_norm.data(), 1e-6f, {},
-                    {x.values(), rows, kHidden, kHidden});
-    };
-    const char* const names[] = {"sum_norm", "in", "delta net", "out", "sum_norm", "gate_up", "down"};
-    for (int last = 0; last < 7; ++last) {
-      times->row(std::string("layer up to ") + names[last], rows, 0, 0, [&](int i) {
-        const Weights& layer = layers[static_cast<size_t>(i % kLayers)];
-        for (int step = 0; step <= last; ++step) {
-          if (step == 0 || step == 4) sum_norm();
-          if (step == 1) {
-            const CudaMatmulJob job{layer.in.get(),
-                                    {x.values(), rows, kHidden, kHidden},
-                                    {const_cast<float*>(in.data()), rows, width, width}};
-            cuda_matmul(times->stream(), {&job, 1});
-          }
-          if (step == 2) {
-            args.layer = i;
-            cuda_delta_net(times->stream(), pass.rows, args);
-          }
-          if (step == 3) sliced(layer.out, mixed, values / kSlices);
-          if (step == 5) {
-            cuda_matmul_silu_mul(times->stream(), *layer.gate_up, {x.values(), rows, kHidden, kHidden},
-                                 {activated.values(), rows, kIntermediate, kIntermediate});
-          }
-          if (step == 6) sliced(layer.down, activated, kIntermediate / kSlices);
-        }
-      });
-    }
-  }
-}
-
 void time_candidates(Times* times) {
   constexpr int64_t kColumns = 248320;
   if (!times->wanted("candidates")) return;
@@ -524,10 +292,10 @@ void time_all(Times* times) {
   time_matmul(times, {"27b gate_up 34816x5120", 34816, 5120, 1, true}, true, all);
   time_matmul(times, {"27b down 8 x 5120x2176", 5120, 2176, 8}, true, all);
   time_matmul(times, {"27b head 248320x5120", 248320, 5120}, true, decode);
-  time_matmul(times, {"8b qkv 6144x4096 bf16", 6144, 4096}, false, {1, 8, 16});
-  time_matmul(times, {"8b out 8 x 4096x512 bf16", 4096, 512, 8}, false, {1, 8, 16});
-  time_matmul(times, {"8b gate_up 28672x4096 bf16", 28672, 4096, 1, true}, false, {1, 8, 16});
-  time_matmul(times, {"8b down 8 x 4096x1792 bf16", 4096, 1792, 8}, false, {1, 8, 16});
+  time_matmul(times, {"8b qkv 6144x4096 bf16", 6144, 4096}, false, {1, 8, 16, 2048});
+  time_matmul(times, {"8b out 8 x 4096x512 bf16", 4096, 512, 8}, false, {1, 8, 16, 2048});
+  time_matmul(times, {"8b gate_up 28672x4096 bf16", 28672, 4096, 1, true}, false, {1, 8, 16, 2048});
+  time_matmul(times, {"8b down 8 x 4096x1792 bf16", 4096, 1792, 8}, false, {1, 8, 16, 2048});
   time_matmul(times, {"8b head 128256x4096 bf16", 128256, 4096}, false, {1, 8, 16});
   if (forced_copies > 0) {  // small enough for L2
     time_matmul(times, {"warm in 16480x1024", 16480, 1024}, true, {1, 8, 16});
@@ -542,7 +310,7 @@ void time_all(Times* times) {
   time_attention(times, 32768, CudaKvFormat::kFp8, {1, 8, 16});
   time_attention(times, 262144, CudaKvFormat::kBf16, {1, 8, 16});
   time_delta_net(times);
-  time_layer(times);
+  time_layers(times);
   time_candidates(times);
 }
 

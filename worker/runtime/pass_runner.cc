@@ -201,6 +201,12 @@ absl::Status PassRunner::prepare_size(int64_t rows, int64_t keys, int* made) {
   Tensor hidden;
   if (absl::Status status = run_forward(batch, &hidden); !status.ok()) return status;
   ++*made;
+  if (rows > 1 && rows <= Ops::kMostRowsOfOne) {
+    batch.of_one = true;
+    if (absl::Status status = run_forward(batch, &hidden); !status.ok()) return status;
+    ++*made;
+    batch.of_one = false;
+  }
   batch.recurrent = {};
   if (drafter_ != nullptr) {
     if (absl::Status status = run_block_context(batch, taps_); !status.ok()) return status;
