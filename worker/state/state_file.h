@@ -15,7 +15,7 @@
 
 namespace tensorfold {
 
-inline constexpr uint32_t kStateVersion = 1;  // of the file and of the memory layout of pages and states in it
+inline constexpr uint32_t kStateVersion = 2;  // of the file and of the memory layout of pages and states in it
 inline constexpr size_t kMaxStateHeader = 64 * 1024;
 inline constexpr uint64_t kMaxStatePayload = uint64_t{1} << 34;
 
