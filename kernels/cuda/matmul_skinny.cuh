@@ -13,6 +13,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_format.cuh"
 #include "kernels/cuda/matmul_store.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace tensorfold {
 
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(32 * kSkinnyWarps, kBlocksPerSm)
   const int lane = threadIdx.x % 32;
   // A block works on one view, so that all but the lane's own addresses is uniform.
   const MatmulView& view = args.views[view_of_block(args, blockIdx.x)];
-  const int first_tile = ((blockIdx.x - view.first_block) * kSkinnyWarps + threadIdx.x / 32) * kTiles;
+  const int first_tile = ((blockIdx.x - view.first_block) * kSkinnyWarps + uniform_warp()) * kTiles;
   const int stages = view.stages;
 
   const uint8_t* weight[kTiles];

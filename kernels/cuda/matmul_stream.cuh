@@ -25,6 +25,7 @@
 #include "kernels/cuda/matmul_store.cuh"
 #include "kernels/cuda/matmul_stream_shape.h"
 #include "kernels/cuda/mbarrier.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace tensorfold {
 
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(32 * (stream_most_warps(kEach) + 1), 1)
   extern __shared__ __align__(128) uint8_t shared[];
   pdl_launch();
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
+  const int warp = uniform_warp();  // so that what is the warp's alone needs no registers of its lanes
   const MatmulView& view = args.views[view_of_block(args, blockIdx.x)];
   const int stages = view.stages;
   const StreamWork<kEach> work(view, static_cast<int>(blockIdx.x), warp);

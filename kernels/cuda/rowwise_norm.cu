@@ -11,6 +11,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/rowwise_norm.h"
 #include "kernels/cuda/rowwise_vec.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/numerics/check.h"
 
 namespace tensorfold {
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows(const __grid_constan
   const int first_part = kBlocks > 1 ? cluster_rank() : 0;
   const int width = part_columns(a.dim);
   const int four = 4 * static_cast<int>(threadIdx.x);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int warp = uniform_warp(), lane = threadIdx.x % 32, warps = blockDim.x / 32;
   auto column = [&](int i) { return (first_part + i) * width + four; };
   auto inside = [&](int i) { return four < width && column(i) < a.dim; };
 
@@ -176,7 +177,7 @@ constexpr int kWarpsPerBlock = 4;
 template <int W>
 __global__ void __launch_bounds__(32 * kWarpsPerBlock) norm_short(const __grid_constant__ NormArgs a) {
   pdl_launch();
-  const int vector = blockIdx.x * kWarpsPerBlock + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int vector = blockIdx.x * kWarpsPerBlock + uniform_warp(), lane = threadIdx.x % 32;
   const int64_t row = vector / a.heads;
   const int head = vector % a.heads * a.dim;
   const int width = part_columns(a.dim);
