@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kNarrowWarps * 32, kDim == 256 ? 1 : 2)
   using Shape = NarrowShape<kDim, kFp8, kRing, kChosen>;
   extern __shared__ __align__(128) char shared[];
   pdl_launch();
-  pdl_wait();
+  if constexpr (kChosen) pdl_wait();  // lists are of this pass
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int warp = uniform_warp();
   const int g = lane >> 2;
@@ -134,13 +134,17 @@ __global__ void __launch_bounds__(kNarrowWarps * 32, kDim == 256 ? 1 : 2)
   if constexpr (kChosen) {
     if (!find_chosen_tile(p, kv_head, slot, split == 0, &work)) return;
   } else if (!find_tile(p, kv_head, slot, &work)) {
+    pdl_wait();
     if (split == 0) zero_padding(p, kv_head, slot);
     return;
   }
   const int first_block = split * kSplitBlocks;
   const int blocks = min(work.position(work.first + kNarrowQueries - 1) / kBlockKeys + 1 - first_block,
                          static_cast<int>(kSplitBlocks));
-  if (blocks <= 0) return;
+  if (blocks <= 0) {
+    if constexpr (!kChosen) pdl_wait();
+    return;
+  }
 
   // Stages: the key blocks, then the value blocks. Loops over blocks are not unrolled: a block of this kernel runs each
   // instruction a few times only, and would wait for the instructions.
@@ -188,8 +192,13 @@ __global__ void __launch_bounds__(kNarrowWarps * 32, kDim == 256 ? 1 : 2)
     }
     return here;
   };
+  // Blocks of keys that earlier passes filled come before what this pass's kernels have written.
+  const int early = kChosen ? 0 : min(min(work.first_position / kBlockKeys - first_block, blocks), kRing - 1);
 #pragma unroll 1
-  for (int i = 0; i < kRing - 1; ++i) issue();
+  for (int i = 0; i < early; ++i) issue();
+  if constexpr (!kChosen) pdl_wait();
+#pragma unroll 1
+  for (int i = max(early, 0); i < kRing - 1; ++i) issue();
   if (!kChosen && split == 0) zero_padding(p, kv_head, slot);  // while the copies are under way
 
   load_queries<kDim>(p, work, kNarrowQueries, weights);

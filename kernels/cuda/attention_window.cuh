@@ -84,7 +84,6 @@ __global__ void TF_WINDOW_CLUSTER(kCluster)
   constexpr int kDimTiles = Shape::kDimTiles;
   extern __shared__ __align__(128) char shared[];
   pdl_launch();
-  pdl_wait();
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int warp = uniform_warp();
   const int g = lane >> 2;
@@ -109,13 +108,17 @@ __global__ void TF_WINDOW_CLUSTER(kCluster)
   // All blocks of a cluster have the same work, and leave here together or not at all.
   TileWork work;
   if (!find_tile(p, kv_head, slot, &work)) {
+    pdl_wait();
     if (split == 0 && rank == 0) zero_padding(p, kv_head, slot);
     return;
   }
   const int first_block = split * kSplitBlocks;
   const int blocks = min(work.position(work.first + Shape::kQueries - 1) / kBlockKeys + 1 - first_block,
                          static_cast<int>(kSplitBlocks));
-  if (blocks <= 0) return;
+  if (blocks <= 0) {
+    pdl_wait();
+    return;
+  }
   if constexpr (kCluster > 1) cluster_arrive();  // this block runs: others may write to its memory
 
   const int own_page = lane < blocks ? p.pages[work.first_page + first_block + lane] : 0;
@@ -131,33 +134,46 @@ __global__ void TF_WINDOW_CLUSTER(kCluster)
   static_assert(kWindowThreads / kRowPieces <= kBlockKeys && kWindowThreads / kSliceRow <= kBlockKeys);
   // The first block of 64 of this block's keys in a round.
   const auto own_first = [&](int round) { return round * Shape::kRoundBlocks + rank * (Shape::kOwnKeys / kBlockKeys); };
-  const auto start_keys = [&](int round) {
+  // Blocks [from, end) of the split, as far as they belong to the round.
+  const auto copy_keys = [&](int round, int from, int end) {
 #pragma unroll
     for (int n = 0; n < Shape::kKeyPieces; ++n) {
       const int i = static_cast<int>(threadIdx.x) + n * kWindowThreads;
       const int token = i / kRowPieces;
       const int block = own_first(round) + n * kWindowThreads / kRowPieces / kBlockKeys;
-      if (block < blocks) copy(token_of(block, 0) + token % kBlockKeys, i % kRowPieces, key_area + i * 16);
+      if (block >= from && block < end)
+        copy(token_of(block, 0) + token % kBlockKeys, i % kRowPieces, key_area + i * 16);
     }
-    copy_async_commit();
   };
-  const auto start_values = [&](int round) {
+  const auto copy_values = [&](int round, int from, int end) {
 #pragma unroll
     for (int n = 0; n < Shape::kValuePieces; ++n) {
       const int i = static_cast<int>(threadIdx.x) + n * kWindowThreads;
       const int token = i / kSliceRow;
       const int block = round * Shape::kRoundBlocks + n * kWindowThreads / kSliceRow / kBlockKeys;
-      if (block < blocks) {
+      if (block >= from && block < end) {
         copy(token_of(block, 1) + token % kBlockKeys, rank * kSliceRow + i % kSliceRow, value_area + i * 16);
       }
     }
+  };
+  const auto start_keys = [&](int round) {
+    copy_keys(round, 0, blocks);
+    copy_async_commit();
+  };
+  const auto start_values = [&](int round) {
+    copy_values(round, 0, blocks);
     copy_async_commit();
   };
 
   {
+    // Blocks that earlier passes filled come before what this pass's kernels have written; queries then at once.
+    const int early = max(0, min(work.first_position / kBlockKeys - first_block, blocks));
+    copy_keys(0, 0, early);
+    pdl_wait();
     QueryPieces<kDim, Shape::kQueries*(kDim / 8) / kWindowThreads> queries;
     queries.load(p, work, Shape::kQueries, static_cast<int>(threadIdx.x));
-    start_keys(0);
+    copy_keys(0, early, blocks);
+    copy_async_commit();
     start_values(0);
     queries.store(Shape::kQueries, static_cast<int>(threadIdx.x), query_area);
   }

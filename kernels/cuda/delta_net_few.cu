@@ -164,10 +164,10 @@ __global__ void __launch_bounds__(FewShared<DK, Units, kStepWarps>::kThreads, 1)
       shared.weights[i] = load_four(p.conv + delta_channel(p, k_head, v_head, channel) * 4);
     }
   }
-  pdl_wait();
   const DeviceGroup group = p.groups[g];
   float* const states = p.states[g];
   const int groups = *p.group_count;
+  pdl_wait();
   if (g == 0 && part == 0 && thread < p.rows && p.group_of[thread] < 0) delta_no_output(p, thread, v_head, 0, 1);
   if (g >= groups) return;
   const DeltaWork work(p, group, states, v_head);

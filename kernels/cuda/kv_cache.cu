@@ -94,16 +94,21 @@ template <bool kFp8>
 __global__ void __launch_bounds__(kWarps * 32) qkv_kernel(const __grid_constant__ QkvParams p) {
   __shared__ float buffer[kWarps][kMaxDim];
   pdl_launch();
-  pdl_wait();
   const int warp = uniform_warp();
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int units = p.heads + 2 * p.kv_heads;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
   const int row = static_cast<int>(index / units);
-  if (row >= p.rows) return;
-  const int group = p.group_of[row];
-  if (group < 0) return;
   const int unit = static_cast<int>(index % units);
+  int group = -1;
+  int64_t position = 0, page = 0;
+  if (row < p.rows) group = p.group_of[row];
+  if (group >= 0) {
+    position = p.positions[row];
+    page = p.pages[p.groups[group].first_page + position / kBlockKeys];
+  }
+  pdl_wait();
+  if (group < 0) return;
   const bool is_q = unit < p.heads;
   const bool is_v = unit >= p.heads + p.kv_heads;
   const int head = is_q ? unit : is_v ? unit - p.heads - p.kv_heads : unit - p.heads;
@@ -159,8 +164,6 @@ __global__ void __launch_bounds__(kWarps * 32) qkv_kernel(const __grid_constant_
 #pragma unroll
   for (int e = 0; e < kMaxDim / 32; ++e) own[lane + 32 * e] = x[e];
   __syncwarp();
-  const int64_t position = p.positions[row];
-  const int64_t page = p.pages[p.groups[group].first_page + position / kBlockKeys];
   const int64_t block = cache_block(page, p.kv_heads, head) + (is_v ? 1 : 0);
   store_vector<kFp8>(p, own, block, static_cast<int>(position % kBlockKeys), lane);
 }

@@ -5,6 +5,9 @@
 // anything that an earlier kernel wrote and before the first write of anything at all. Every block of a grid must come
 // to pdl_wait(): a grid that ends without it would let its successor pass its predecessor. After it, every earlier
 // kernel of the stream has ended and its writes are visible.
+//
+// What no kernel writes may be read before: weights, and a pass's rows (DeviceRows), which a copy brings that comes
+// between passes and that all kernels wait for. So may what earlier passes left, where this one does not write.
 #pragma once
 
 #include <cuda_runtime.h>
