@@ -56,14 +56,14 @@ template <int kDim, int kAhead>
 __global__ void __launch_bounds__(64) fold_kernel(const __grid_constant__ AttentionParams p) {
   constexpr int kThreads = kDim < 64 ? kDim : 64;
   pdl_launch();
-  pdl_wait();
   const int64_t index = blockIdx.x;  // row and head
   const int dim = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   const int64_t row = index / p.heads;
   const int head = static_cast<int>(index % p.heads);
-  // Read beside the position, not after it: a split that is not this row's is not used.
+  if (p.chosen != nullptr) pdl_wait();  // positions are then lengths of lists, which this pass makes
   const int group = p.group_of[row];
   const int64_t position = p.positions[row];
+  if (p.chosen == nullptr) pdl_wait();
   const int64_t split_step = static_cast<int64_t>(p.rows) * p.heads;
   const float* part_o = p.part_o + index * kDim + dim;
   const SoftmaxState* part_state = p.part_state + index;
@@ -81,6 +81,9 @@ __global__ void __launch_bounds__(64) fold_kernel(const __grid_constant__ Attent
     }
   };
   read(0, p.split_count);
+  const int64_t column = static_cast<int64_t>(head) * p.head_dim + dim;
+  const bool gated = p.gate != nullptr && p.last_splits && group >= 0 && dim < p.head_dim;
+  const float gate = gated ? p.gate[row * p.gate_stride + column] : 0.0f;
   SoftmaxState state = {kMinusInfinity, 0.0f};
   float o = 0.0f;
   if (p.first_split > 0) {
@@ -112,8 +115,7 @@ __global__ void __launch_bounds__(64) fold_kernel(const __grid_constant__ Attent
   }
   if (dim >= p.head_dim) return;
   float value = finished_value(o, __fdiv_rn(1.0f, state.sum));
-  const int64_t column = static_cast<int64_t>(head) * p.head_dim + dim;
-  if (p.gate != nullptr) value = gated_value(value, p.gate[row * p.gate_stride + column]);
+  if (gated) value = gated_value(value, gate);
   p.out[row * p.out_stride + column] = __float2bfloat16_rn(value);
 }
 

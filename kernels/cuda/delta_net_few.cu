@@ -164,22 +164,22 @@ __global__ void __launch_bounds__(FewShared<DK, Units, kStepWarps>::kThreads, 1)
       shared.weights[i] = load_four(p.conv + delta_channel(p, k_head, v_head, channel) * 4);
     }
   }
+  // S too is what an earlier pass left.
   const DeviceGroup group = p.groups[g];
   float* const states = p.states[g];
-  const int groups = *p.group_count;
-  pdl_wait();
-  if (g == 0 && part == 0 && thread < p.rows && p.group_of[thread] < 0) delta_no_output(p, thread, v_head, 0, 1);
-  if (g >= groups) return;
+  const bool any = g < *p.group_count && group.accepted + group.rows > 0;
   const DeltaWork work(p, group, states, v_head);
-  if (work.count <= 0) return;
-
-  const int norms = (work.group.rows - part + parts - 1) / parts;  // rows part, part + parts, … are this block's
-  if (kTogether && thread == 0) inbox_open(&shared.inbox, static_cast<uint32_t>(norms * p.dv * 4));
   Columns<DK, Units> columns;
   const int column = warp * Units * kColumnsAWarp;  // of the block
   const int units = warp < kStepWarps ? max(0, min(Units, (live - column) / kColumnsAWarp)) : 0;
   float* state = work.head + (column0 + column) * DK;
-  columns.load(state, lane, units);
+  if (any) columns.load(state, lane, units);
+  pdl_wait();
+  if (g == 0 && part == 0 && thread < p.rows && p.group_of[thread] < 0) delta_no_output(p, thread, v_head, 0, 1);
+  if (!any) return;
+
+  const int norms = (work.group.rows - part + parts - 1) / parts;  // rows part, part + parts, … are this block's
+  if (kTogether && thread == 0) inbox_open(&shared.inbox, static_cast<uint32_t>(norms * p.dv * 4));
   __syncthreads();  // weights
   const FewInputs<DK, Shared> inputs{p, work, shared, k_head, v_head, column0, live, warp, lane};
   const int own = column + lane_column(lane);

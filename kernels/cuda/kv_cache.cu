@@ -107,20 +107,31 @@ __global__ void __launch_bounds__(kWarps * 32) qkv_kernel(const __grid_constant_
     position = p.positions[row];
     page = p.pages[p.groups[group].first_page + position / kBlockKeys];
   }
-  pdl_wait();
-  if (group < 0) return;
   const bool is_q = unit < p.heads;
   const bool is_v = unit >= p.heads + p.kv_heads;
+  const float* weight = is_q ? p.q_norm : is_v ? nullptr : p.k_norm;
+  float w[kMaxDim / 32];
+#pragma unroll
+  for (int e = 0; e < kMaxDim / 32; ++e) {
+    const int d = lane + 32 * e;
+    w[e] = weight != nullptr && d < p.head_dim ? weight[d] : 0.0f;
+  }
+  pdl_wait();
+  if (group < 0) return;
   const int head = is_q ? unit : is_v ? unit - p.heads - p.kv_heads : unit - p.heads;
   const float* source = is_q ? p.q + row * p.q_stride : is_v ? p.v + row * p.v_stride : p.k + row * p.k_stride;
   source += static_cast<int64_t>(head) * p.head_dim;
-  const float* weight = is_q ? p.q_norm : is_v ? nullptr : p.k_norm;
 
-  float x[kMaxDim / 32];
+  float x[kMaxDim / 32], cos[kMaxDim / 32], sin[kMaxDim / 32];
 #pragma unroll
   for (int e = 0; e < kMaxDim / 32; ++e) {
     const int d = lane + 32 * e;
     x[e] = d < p.head_dim ? source[d] : 0.0f;
+    cos[e] = sin[e] = 0.0f;
+    if (is_v || d >= 2 * p.pairs) continue;
+    const int64_t at = row * p.table_stride + (d < p.pairs ? d : d - p.pairs);
+    cos[e] = p.cos[at];
+    sin[e] = p.sin[at];
   }
   if (weight != nullptr) {
     float sum = 0.0f;
@@ -130,8 +141,7 @@ __global__ void __launch_bounds__(kWarps * 32) qkv_kernel(const __grid_constant_
     const float factor = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(p.head_dim)), p.eps));
 #pragma unroll
     for (int e = 0; e < kMaxDim / 32; ++e) {
-      const int d = lane + 32 * e;
-      if (d < p.head_dim) x[e] = __fmul_rn(__fmul_rn(x[e], factor), weight[d]);
+      if (lane + 32 * e < p.head_dim) x[e] = __fmul_rn(__fmul_rn(x[e], factor), w[e]);
     }
   }
   float* own = buffer[warp];
@@ -139,15 +149,13 @@ __global__ void __launch_bounds__(kWarps * 32) qkv_kernel(const __grid_constant_
   for (int e = 0; e < kMaxDim / 32; ++e) own[lane + 32 * e] = x[e];
   __syncwarp();
   if (!is_v) {
-    const float* cos = p.cos + row * p.table_stride;
-    const float* sin = p.sin + row * p.table_stride;
 #pragma unroll
     for (int e = 0; e < kMaxDim / 32; ++e) {
       const int d = lane + 32 * e;
       if (d < p.pairs) {
-        x[e] = __fmaf_rn(-own[d + p.pairs], sin[d], __fmul_rn(x[e], cos[d]));
+        x[e] = __fmaf_rn(-own[d + p.pairs], sin[e], __fmul_rn(x[e], cos[e]));
       } else if (d < 2 * p.pairs) {
-        x[e] = __fmaf_rn(own[d - p.pairs], sin[d - p.pairs], __fmul_rn(x[e], cos[d - p.pairs]));
+        x[e] = __fmaf_rn(own[d - p.pairs], sin[e], __fmul_rn(x[e], cos[e]));
       }
     }
   }

@@ -291,25 +291,25 @@ __global__ void __launch_bounds__(32 * kFewWarps, State > 128 ? 1 : 2)
   Mamba2Taps taps;
   if (feeds) taps.load(p, in_pass);
   const float d = p.d[head];
-  pdl_wait();
+  // The states too are what an earlier pass left.
   const DeviceGroup group = p.groups[g];
   float* const states = p.states[g];
   const int groups = *p.group_count;
+  const Mamba2Work work(p, group, states, head_group);
+  const int count = uniform(g < groups ? work.count : 0), commit = uniform(work.commit);
+  const int own = Lane::first_column(warp, lane);
+  const bool here = warp * kColumnsAWarp < live;  // live is a multiple of a warp's columns
+  float* state = work.memory + head % p.together * p.at.head + static_cast<int64_t>(column0 + own) * State;
+  Lane column;
+  if (here && count > 0) column.load(state, lane);
+  pdl_wait();
   if (g == 0) {
     for (int row = thread; row < p.rows; row += kThreads) {
       if (p.group_of[row] < 0) mamba2_no_output(p, row, head * p.head_dim + column0, live, 0, 1);
     }
   }
-  if (g >= groups) return;
-  const Mamba2Work work(p, group, states, head_group);
-  const int count = uniform(work.count), commit = uniform(work.commit);
   if (count <= 0) return;
 
-  const int own = Lane::first_column(warp, lane);
-  const bool here = warp * kColumnsAWarp < live;  // live is a multiple of a warp's columns
-  float* state = work.memory + head % p.together * p.at.head + static_cast<int64_t>(column0 + own) * State;
-  Lane column;
-  if (here) column.load(state, lane);
   float* y_out = p.y + head * p.head_dim + column0 + own;
 #pragma unroll 1
   for (int base = 0; base < count; base += kFewChunk) {
