@@ -2,9 +2,9 @@
 // the steps (delta_net_columns.cuh), and what comes after them. In one of two forms:
 //
 // * A block a head, for many groups and where there are no clusters: all warps step, and end each chunk with its norms.
-// * A cluster of blocks a head, 64 columns each: half of the warps step. In the last chunk the others bring the state's
-//   history and kept rows up to date meanwhile. y goes to the block that does the row's norm, row r to block r %
-//   blocks.
+// * A cluster of blocks a head, 64 columns each: 8 of 12 warps step. In the last chunk the others bring the state's
+//   history and kept rows up to date meanwhile. y goes to the block that does the row's norm: block r % blocks for row
+//   r.
 //
 // A warp that steps holds 8 columns (16 where a value head has more than 128), so that k and q pass from shared memory
 // once for all of them: with 4, those loads were what a step took.

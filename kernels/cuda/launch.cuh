@@ -30,7 +30,8 @@ __device__ __forceinline__ void pdl_wait() {
 #endif
 }
 
-/// True where the current device overlaps dependent kernels. Read once: the GPUs of a rank are of one kind.
+/// True where the current device overlaps dependent kernels; clusters and the copy engine came with it (compute
+/// capability 9). Read once: the GPUs of a rank are of one kind.
 inline bool pdl_supported() {
   static const bool supported = [] {
     int device = 0;
