@@ -7,7 +7,8 @@
 // kernel of the stream has ended and its writes are visible.
 //
 // What no kernel writes may be read before: weights, and a pass's rows (DeviceRows), which a copy brings that comes
-// between passes and that all kernels wait for. So may what earlier passes left, where this one does not write.
+// between passes and that all kernels wait for. So may what earlier passes left, where this one does not write: states,
+// keys and values before a group's first row (a page is shared only after the pass that filled it has been reported).
 #pragma once
 
 #include <cuda_runtime.h>

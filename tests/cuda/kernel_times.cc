@@ -198,42 +198,15 @@ void time_attention(Times* times, int64_t context, CudaKvFormat format, const st
 
 void time_delta_net(Times* times) {
   if (!times->wanted("delta_net")) return;
-  DeltaNetShape shape;
-  shape.k_heads = 16;
-  shape.v_heads = 48;
-  shape.dk = shape.dv = 128;
-  for (int32_t v = 0; v < 48; ++v) shape.k_head_of.push_back(v / 3);
-  const int64_t channels = shape.channels(), values = shape.v_heads * shape.dv;
-  const int64_t width = channels + values + 2 * shape.v_heads;
-  const int64_t state_bytes = shape.v_heads * shape.dk * shape.dv * 4;
-  std::vector<std::unique_ptr<CudaRecurrentState>> states;
-  std::vector<float*> pointers;
-  for (int i = 0; i < kLaunches; ++i) {
-    states.push_back(CudaRecurrentState::create(shape, times->stream()));
-    must(cudaSuccess, "kernels");
-    pointers.push_back(states.back()->data());
-  }
-  const Floats conv(channels * shape.conv_kernel, 0.5f), a_log(shape.v_heads, 0.5f), dt_bias(shape.v_heads, 0.5f);
-  const Floats norm(shape.dv);
-  const Buffer<int32_t> k_head_of(shape.k_head_of);
+  const DeltaNetCase model(times->stream());
+  const int64_t state_bytes = model.shape.v_heads * model.shape.dk * model.shape.dv * 4;
   for (int64_t rows : {1, 8, 16, 2048}) {
-    const bool prompt = rows > shape.max_window;
-    const Pass pass(rows, 4096, prompt ? rows : 1, prompt || rows == 1 ? 0 : rows - 1, pointers);
-    const Floats in(rows * width);
-    const Halves out(rows * values);
-    const Buffer<float> workspace(cuda_delta_net_workspace(pass.rows, shape));
-    CudaDeltaNetArgs args;
-    args.shape = &shape;
-    args.qkv = {in.data(), rows, channels, width};
-    args.z = {in.data() + channels, rows, values, width};
-    args.b = {in.data() + channels + values, rows, shape.v_heads, width};
-    args.a = {in.data() + channels + values + shape.v_heads, rows, shape.v_heads, width};
-    args.conv = conv.data();
-    args.a_log = a_log.data();
-    args.dt_bias = dt_bias.data();
-    args.norm = norm.data();
-    args.k_head_of = k_head_of.data();
-    args.out = {out.values(), rows, values, values};
+    const bool prompt = rows > model.shape.max_window;
+    const Pass pass(rows, 4096, prompt ? rows : 1, prompt || rows == 1 ? 0 : rows - 1, model.pointers);
+    const Floats in(rows * model.width);
+    const Halves out(rows * model.values);
+    const Buffer<float> workspace(cuda_delta_net_workspace(pass.rows, model.shape));
+    CudaDeltaNetArgs args = model.args(in.data(), rows, {out.values(), rows, model.values, model.values});
     args.workspace = workspace.data();
     times->row(prompt      ? "delta_net"
                : rows == 1 ? "delta_net"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_weight.h"
+#include "kernels/cuda/delta_net.h"
 #include "tests/cuda/times.h"
 
 namespace tensorfold {
@@ -140,6 +141,60 @@ struct Pass {
   Buffer<int32_t> pages;
   Buffer<float*> states;
   DeviceRows rows;
+};
+
+/// The gated delta net of a 27B model: a state a launch, weights, and where a projection's columns lie.
+class DeltaNetCase {
+ public:
+  explicit DeltaNetCase(cudaStream_t stream)
+      : shape(model_shape()),
+        channels(shape.channels()),
+        values(shape.v_heads * shape.dv),
+        width(channels + values + 2 * shape.v_heads),
+        conv_(channels * shape.conv_kernel, 0.5f),
+        a_log_(shape.v_heads, 0.5f),
+        dt_bias_(shape.v_heads, 0.5f),
+        norm_(shape.dv),
+        k_head_of_(shape.k_head_of) {
+    for (int i = 0; i < kLaunches; ++i) {
+      states_.push_back(CudaRecurrentState::create(shape, stream));
+      must(cudaSuccess, "kernels");
+      pointers.push_back(states_.back()->data());
+    }
+  }
+  /// `projected`: [rows, width]. Without layer and workspace.
+  CudaDeltaNetArgs args(float* projected, int64_t rows, DeviceInput out) const {
+    CudaDeltaNetArgs args;
+    args.shape = &shape;
+    args.qkv = {projected, rows, channels, width};
+    args.z = {projected + channels, rows, values, width};
+    args.b = {projected + channels + values, rows, shape.v_heads, width};
+    args.a = {projected + channels + values + shape.v_heads, rows, shape.v_heads, width};
+    args.conv = conv_.data();
+    args.a_log = a_log_.data();
+    args.dt_bias = dt_bias_.data();
+    args.norm = norm_.data();
+    args.k_head_of = k_head_of_.data();
+    args.out = out;
+    return args;
+  }
+
+  const DeltaNetShape shape;
+  const int64_t channels, values, width;
+  std::vector<float*> pointers;
+
+ private:
+  static DeltaNetShape model_shape() {
+    DeltaNetShape shape;
+    shape.k_heads = 16;
+    shape.v_heads = 48;
+    shape.dk = shape.dv = 128;
+    for (int32_t v = 0; v < 48; ++v) shape.k_head_of.push_back(v / 3);
+    return shape;
+  }
+  std::vector<std::unique_ptr<CudaRecurrentState>> states_;
+  Floats conv_, a_log_, dt_bias_, norm_;
+  Buffer<int32_t> k_head_of_;
 };
 
 /// Layers' launches in their order (layer_times.cc).

@@ -1,7 +1,6 @@
 // kernel_times' layers: each row is a layer's launches up to and including one more of them, so that the difference to
 // the row before is what that launch costs where it stands. One sequence's rows, as in a graph for one.
 #include "kernels/cuda/attention.h"
-#include "kernels/cuda/delta_net.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/rowwise_norm.h"
 #include "tests/cuda/kernel_times.h"
@@ -125,39 +124,13 @@ class Layer {
 void time_recurrent_layer(Times* times) {
   const std::string name = "layer";
   if (!times->wanted(name + " up to")) return;
-  DeltaNetShape shape;
-  shape.k_heads = 16;
-  shape.v_heads = 48;
-  shape.dk = shape.dv = 128;
-  for (int32_t v = 0; v < 48; ++v) shape.k_head_of.push_back(v / 3);
-  const int64_t channels = shape.channels(), values = shape.v_heads * shape.dv;
-  const LayerWeights weights({5120, 17408, channels + values + 2 * shape.v_heads, values, true});
-  std::vector<std::unique_ptr<CudaRecurrentState>> states;
-  std::vector<float*> pointers;
-  for (int i = 0; i < kLaunches; ++i) {
-    states.push_back(CudaRecurrentState::create(shape, times->stream()));
-    must(cudaSuccess, "kernels");
-    pointers.push_back(states.back()->data());
-  }
-  const Floats conv(channels * shape.conv_kernel, 0.5f), a_log(shape.v_heads, 0.5f), dt_bias(shape.v_heads, 0.5f);
-  const Floats norm(shape.dv);
-  const Buffer<int32_t> k_head_of(shape.k_head_of);
+  const DeltaNetCase model(times->stream());
+  const LayerWeights weights({5120, 17408, model.width, model.values, true});
   for (int64_t rows : {1, 8, 16}) {
-    const Pass pass(rows, 4096, 1, 0, pointers);
+    const Pass pass(rows, 4096, 1, 0, model.pointers);
     const Layer layer(weights, rows);
-    const Buffer<float> workspace(cuda_delta_net_workspace(pass.rows, shape));
-    CudaDeltaNetArgs args;
-    args.shape = &shape;
-    args.qkv = layer.part(0, channels);
-    args.z = layer.part(channels, values);
-    args.b = layer.part(channels + values, shape.v_heads);
-    args.a = layer.part(channels + values + shape.v_heads, shape.v_heads);
-    args.conv = conv.data();
-    args.a_log = a_log.data();
-    args.dt_bias = dt_bias.data();
-    args.norm = norm.data();
-    args.k_head_of = k_head_of.data();
-    args.out = layer.mixed();
+    const Buffer<float> workspace(cuda_delta_net_workspace(pass.rows, model.shape));
+    CudaDeltaNetArgs args = model.args(layer.part(0, model.width).data, rows, layer.mixed());
     args.workspace = workspace.data();
     layer.time(times, name, {{"delta net", [&](int i) {
                                 args.layer = i;
