@@ -142,7 +142,25 @@ bool launch_low_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream
   return launch_tile<kKind, kSets, Low>(args, gpu, stream);
 }
 
-/// Large tiles where they fit and fill the device, else small ones.
+/// Takes the last `tiles` tiles of the last view out of args; they become `tail`.
+inline void split_tail(MatmulArgs& args, int tiles, MatmulArgs& tail) {
+  tail = args;
+  tail.view_count = 1;
+  MatmulView& kept = args.views[args.view_count - 1];
+  MatmulView& cut = tail.views[0];
+  cut = kept;
+  kept.tiles -= tiles;
+  cut.tiles = tiles;
+  cut.weight += kept.tiles * kept.tile_bytes;
+  const bool plain = args.epilogue == MatmulEpilogue::kStore;
+  const int first_col = kept.tiles * (plain ? 16 : 8);
+  cut.out = static_cast<char*>(cut.out) + int64_t{first_col} * (plain ? sizeof(float) : sizeof(__nv_bfloat16));
+  cut.out_cols -= first_col;
+  kept.out_cols = first_col;
+}
+
+/// Large tiles where they fit and fill the device, else small ones. A last wave that would have work for less than half
+/// of the multiprocessors becomes a launch of small tiles.
 template <CudaWeightKind kKind, int kSets>
 bool launch_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   constexpr bool kPlain = kKind == CudaWeightKind::kBf16;
@@ -157,12 +175,28 @@ bool launch_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   const auto waves = [&](int block_tiles) {
     return (number_blocks(args, block_tiles, row_blocks) + gpu.multiprocessors - 1) / gpu.multiprocessors;
   };
-  // A wave of small tiles takes about 0.6 of the time of one of large tiles (estimated from instruction counts).
-  if (10 * waves(Large::kBlockTiles) <= 6 * waves(Small::kBlockTiles)) {
-    if (Large::shared_bytes(kKind, kSets) <= gpu.shared_bytes) {
-      return launch_tile<kKind, kSets, Large>(args, gpu, stream);
+  const auto large = [&] {
+    if constexpr (kLow) {
+      if (Large::shared_bytes(kKind, kSets) > gpu.shared_bytes) {
+        return launch_tile<kKind, kSets, Low>(args, gpu, stream);
+      }
     }
-    if constexpr (kLow) return launch_tile<kKind, kSets, Low>(args, gpu, stream);
+    return launch_tile<kKind, kSets, Large>(args, gpu, stream);
+  };
+  // A wave of small tiles takes about 0.6 of the time of one of large tiles (estimated from instruction counts).
+  const bool fits = kLow || Large::shared_bytes(kKind, kSets) <= gpu.shared_bytes;
+  if (fits && 10 * waves(Large::kBlockTiles) <= 6 * waves(Small::kBlockTiles)) {
+    const int more = number_blocks(args, Large::kBlockTiles, row_blocks) % gpu.multiprocessors;
+    const int more_tiles = (more + row_blocks - 1) / row_blocks * Large::kBlockTiles;  // in whole columns of blocks
+    const MatmulView& last = args.views[args.view_count - 1];
+    // A last block column may be short of tiles; what is cut off begins with a whole one.
+    const int ragged = last.tiles % Large::kBlockTiles;
+    const int tail_tiles = more_tiles - (ragged == 0 ? 0 : Large::kBlockTiles - ragged);
+    const int tail_blocks = (tail_tiles + Small::kBlockTiles - 1) / Small::kBlockTiles * row_blocks;
+    if (more == 0 || tail_tiles >= last.tiles || tail_blocks > gpu.multiprocessors) return large();
+    MatmulArgs tail;
+    split_tail(args, tail_tiles, tail);
+    return large() && launch_tile<kKind, kSets, Small>(tail, gpu, stream);
   }
   return launch_tile<kKind, kSets, Small>(args, gpu, stream);
 }

@@ -288,29 +288,75 @@ TEST(MatmulTest, WideLaunchesAndViewsOfRows) {
   }
 }
 
-// The large tiles of long prompts give the bits of the skinny kernels.
+// The large tiles of long prompts give the bits of the skinny kernels: where they fill one wave of an H200, and where a
+// last wave has little left, which small tiles take (8,000 features: 288 blocks of large tiles for 132
+// multiprocessors), with columns of blocks that are not whole, in a product alone, in stacked jobs, and in a pair of
+// gate and up.
 TEST(MatmulTest, LargeTiles) {
   TF_NEED_GPU();
+  constexpr int64_t kPart = 50, kRows = 1100;
   for (const Format& format : kFormats) {
-    const int64_t n = 2500, cols = format.group == 32 ? 352 : 384, rows = 1100;
-    const TestMatrix small = make_matrix(format, 50, cols, 81);
-    const std::vector<MatrixSource> blocks(n / 50, small.source);
-    const auto weight = pack(blocks);
+    const int64_t cols = format.group == 32 ? 352 : 384;
+    const TestMatrix small = make_matrix(format, kPart, cols, 81);
     const auto narrow_weight = pack(small.source);
-    const Rows x = make_rows(rows, cols, 82);
-    const std::vector<float> wide = product(*weight, x);
-    for (int64_t first = 0; first < rows; first += 50) {
-      const std::vector<float> narrow = product(*narrow_weight, some_rows(x, first, 50));
-      for (int64_t r = 0; r < 50; ++r) {
-        for (int64_t o = 0; o < n; o += 50) {
-          const auto got = std::span(wide).subspan((first + r) * n + o, 50),
-                     want = std::span(narrow).subspan(r * 50, 50);
-          if (!same_bits<float>(got, want)) {
-            expect_same(got, want, 50,
-                        format.name() + ", row " + std::to_string(first + r) + ", features from " + std::to_string(o));
-            return;
-          }
+    const Rows x = make_rows(kRows, cols, 82);
+    std::vector<float> narrow;
+    for (int64_t first = 0; first < kRows; first += kPart) {
+      const std::vector<float> some = product(*narrow_weight, some_rows(x, first, kPart));
+      narrow.insert(narrow.end(), some.begin(), some.end());
+    }
+    const auto differs = [&](std::span<const float> wide, int64_t n, const std::string& what) {
+      for (int64_t r = 0; r < kRows; ++r) {
+        for (int64_t o = 0; o < n; o += kPart) {
+          const std::span<const float> got = wide.subspan(r * n + o, kPart),
+                                       want = std::span(narrow).subspan(r * kPart, kPart);
+          if (same_bits<float>(got, want)) continue;
+          expect_same(got, want, kPart, what + ", row " + std::to_string(r) + ", features from " + std::to_string(o));
+          return true;
         }
+      }
+      return false;
+    };
+    for (int64_t n : {2500, 8000}) {
+      const std::vector<MatrixSource> blocks(n / kPart, small.source);
+      if (differs(product(*pack(blocks), x), n, format.name())) return;
+    }
+    // Three jobs: 3 x 12 columns of 9 blocks are 324.
+    constexpr int64_t kJobs = 3, kEach = 2900;
+    const auto third = pack(std::vector<MatrixSource>(kEach / kPart, small.source));
+    const DeviceRowsOf device(x);
+    DeviceArray<float> out(kJobs * kRows * kEach);
+    out.poison();
+    std::vector<CudaMatmulJob> jobs;
+    for (int64_t j = 0; j < kJobs; ++j) {
+      jobs.push_back({third.get(), device.input(), {out.data() + j * kRows * kEach, kRows, kEach, kEach}});
+    }
+    cuda_matmul(nullptr, jobs);
+    const std::vector<float> all = out.get();
+    EXPECT_EQ(cuda_failure(), "");
+    for (int64_t j = 0; j < kJobs; ++j) {
+      if (differs(std::span(all).subspan(j * kRows * kEach, kRows * kEach), kEach, format.name() + ", a job")) return;
+    }
+    // Gate and up of 4,000 pairs against themselves in a few rows.
+    constexpr int64_t kPairs = 4000;
+    const TestMatrix pairs = make_matrix(format, kPairs, cols, 83);
+    const MatrixSource gate_up[] = {pairs.source, pairs.source};
+    const auto weight = pack(gate_up, CudaPairing::kGateUp);
+    const auto activated = [&](const Rows& some) {
+      const DeviceRowsOf input(some);
+      DeviceArray<uint16_t> result(some.rows() * kPairs);
+      result.poison();
+      cuda_matmul_silu_mul(nullptr, *weight, input.input(),
+                           {reinterpret_cast<__nv_bfloat16*>(result.data()), some.rows(), kPairs, kPairs});
+      EXPECT_EQ(cuda_failure(), "");
+      return result.get();
+    };
+    const std::vector<uint16_t> wide = activated(x);
+    for (const int64_t first : {int64_t{0}, int64_t{640}, kRows - 16}) {
+      const std::vector<uint16_t> few = activated(some_rows(x, first, 16));
+      for (int64_t i = 0; i < 16 * kPairs; ++i) {
+        ASSERT_EQ(wide[first * kPairs + i], few[i])
+            << format.name() << ", row " << first + i / kPairs << " pair " << i % kPairs;
       }
     }
   }
