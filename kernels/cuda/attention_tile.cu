@@ -1,25 +1,23 @@
 // Attention for tiles of many queries: each warp has 16 queries and all keys, as in FlashAttention-2 (Dao, 2023): the
 // accumulators of Q K^T are, rounded to bf16, the operand of P V without leaving the registers. A block walks one
 // split, or all splits of its tile, with the same arithmetic (attention.cu says which).
-#include "kernels/cuda/attention_kernels.cuh"
+#include "kernels/cuda/attention_ring.cuh"
 #include "kernels/cuda/attention_tile.cuh"
 #include "kernels/cuda/warp.cuh"
 
 namespace tensorfold {
 namespace {
 
-/// kPaired: a stage is a key block and its value block, with one barrier for both; otherwise they are stages of their
-/// own, for devices with little shared memory.
+/// kPaired: room for two key blocks and two value blocks; otherwise for one of each, on devices with little shared
+/// memory.
 template <int kDim, bool kFp8, bool kPaired>
 struct TileShape {
-  static constexpr int kParts = kPaired ? 2 : 1;
-  static constexpr int kStages = 2;
-  static constexpr int kStage = kStageBytes<kDim, kFp8, kParts>;
-  static constexpr int kWide = kFp8 ? kParts * kBlockKeys * kDim * 2 : 0;
   static constexpr int kQueryBytes = 16 * kDim * 2;  // of one warp
   static constexpr bool kQueriesInRegisters = kDim <= 128;
   static constexpr bool kFoldInRegisters = kDim <= 128;
-  static constexpr int shared_bytes(int warps) { return warps * kQueryBytes + kWide + kStages * kStage; }
+  static constexpr int shared_bytes(int warps) {
+    return warps * kQueryBytes + BlockRingShape<kDim, kFp8, kPaired>::kBytes;
+  }
 };
 
 /// The running accumulators of a tile over splits: in registers, or in this thread's part of the block's scratch.
@@ -88,13 +86,12 @@ __global__ void __launch_bounds__(kMaxTileWarps * 32, 1) tile_kernel(const __gri
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int warp = uniform_warp();
   const uint32_t query_base = shared_address(shared);
-  const uint32_t wide = query_base + static_cast<uint32_t>(blockDim.x >> 5) * Shape::kQueryBytes;
-  const uint32_t ring = wide + Shape::kWide;
   const uint32_t query_tile = query_base + warp * Shape::kQueryBytes;
   // ldmatrix: lane's row of matrices (rows 0-7, 8-15; units 0, 1) in the order that a query or value operand needs,
   // and in that of keys.
   const LaneAddresses<kDim> row_lanes((lane & 7) + ((lane >> 3) & 1) * 8, lane >> 4);
   const LaneAddresses<kDim> key_lanes((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+  BlockRing<kDim, kFp8, kPaired> ring(p, query_base + static_cast<uint32_t>(blockDim.x >> 5) * Shape::kQueryBytes);
 
   for (int index = static_cast<int>(blockIdx.x); index < p.works; index += static_cast<int>(gridDim.x)) {
     const int kv_head = index % p.kv_heads;
@@ -114,44 +111,11 @@ __global__ void __launch_bounds__(kMaxTileWarps * 32, 1) tile_kernel(const __gri
     const int warp_last = work.position(query + 15);
     const int own_position[2] = {work.position(query + (lane >> 2)), work.position(query + (lane >> 2) + 8)};
 
-    // Copies run one stage ahead; the page of the stage after that is already known.
-    const int32_t* pages = p.pages + work.first_page;
-    const int stages = (end_block - first_block) * (kPaired ? 1 : 2);
-    int next_stage = 0;
-    int next_page = pages[first_block];
-    const auto issue = [&] {
-      if (next_stage < stages) {
-        const int part = kPaired ? 0 : next_stage & 1;
-        load_blocks<kDim, kFp8, Shape::kParts, 0>(p, cache_block(next_page, p.kv_heads, kv_head) + part,
-                                                  ring + (next_stage & 1) * Shape::kStage);
-        ++next_stage;
-        const int block = first_block + (kPaired ? next_stage : next_stage >> 1);
-        if (block < end_block) next_page = pages[block];
-      }
-      copy_async_commit();
-    };
-    // Waits for the next stage, starts the one after it, and returns where the blocks of this one are as bf16.
-    int stage = 0;
-    const auto acquire = [&]() -> uint32_t {
-      copy_async_wait<0>();
-      __syncthreads();
-      issue();
-      const uint32_t here = ring + (stage & 1) * Shape::kStage;
-      ++stage;
-      if constexpr (kFp8) {
-        widen_blocks<kDim, Shape::kParts>(here, wide);
-        __syncthreads();
-        return wide;
-      }
-      return here;
-    };
-
-    __syncthreads();  // the tile before this one is done with the memory
-    issue();
+    ring.begin(kv_head, p.pages + work.first_page, first_block, end_block);
     load_queries<kDim>(p, work, p.tile_queries, query_base);
+    __syncthreads();
     uint32_t queries[Shape::kQueriesInRegisters ? kDim / 16 : 1][4];
     if constexpr (Shape::kQueriesInRegisters) {
-      __syncthreads();
 #pragma unroll
       for (int k = 0; k < kDim / 16; ++k) load_matrices(queries[k], query_tile + row_lanes.step(k));
     }
@@ -167,7 +131,7 @@ __global__ void __launch_bounds__(kMaxTileWarps * 32, 1) tile_kernel(const __gri
       // A block that all queries of a warp have masked would change no bit.
       const bool visible = active && block * kBlockKeys <= warp_last;
       float scores[8][4];
-      const uint32_t keys = acquire();
+      const uint32_t keys = ring.keys(block);
       if (visible) {
         score_block<kDim, Shape::kQueriesInRegisters>(scores, queries, query_tile, row_lanes, keys, key_lanes);
         if (block * kBlockKeys + kBlockKeys - 1 > warp_first) {
@@ -180,15 +144,17 @@ __global__ void __launch_bounds__(kMaxTileWarps * 32, 1) tile_kernel(const __gri
             }
           }
         }
+      }
+      ring.done_with_keys();
+      if (visible) {
         float rescale[2];
         softmax_block(scores, state, p.factor, rescale);
         rescale_sums(state, o, rescale);
       }
-      uint32_t values = keys + kBlockKeys * kDim * 2;
-      if constexpr (!kPaired) values = acquire();
-      if (visible) {
-        value_block<kDim>(scores, o, state, values, row_lanes);
-      }
+      ring.refill(block);
+      const uint32_t values = ring.values();
+      if (visible) value_block<kDim>(scores, o, state, values, row_lanes);
+      ring.done_with_values();
       const bool last = block + 1 == end_block;
       if (p.whole && (last || block % kSplitBlocks == kSplitBlocks - 1)) {
         fold.join(block < kSplitBlocks, last, o, state, p.factor);
