@@ -38,7 +38,7 @@ class CudaStreamOps {
   virtual cudaStream_t stream() = 0;
   virtual int device() const = 0;
   virtual const std::string& exchange() const = 0;
-  /// out[i] = the tree's value at part roots[i] after all steps; parts are not changed.
+  /// out[i] = the tree's value at part roots[i] after all steps. The parts are used as scratch.
   virtual void fold(std::span<const Tensor> parts, std::span<const AddStep> steps, std::span<const int> roots,
                     std::span<const Tensor> out) = 0;
   /// Launches anything held back; before kernels that are not the backend's own are put on the stream.

@@ -232,10 +232,13 @@ class CudaOps : public Ops, public CudaStreamOps {
     const MatmulJob job{&w, x, out};
     matmul_many({&job, 1});
   }
+  // Products that could be parts of a sum are held back until the next operation, which mostly is that sum.
   void matmul_many(std::span<const MatmulJob> jobs) override {
     flush();
     std::array<CudaMatmulJob, 8> launch;
     const std::vector<DeviceInput> inputs = rounded_inputs(jobs);
+    const size_t all = jobs.size();
+    const bool holds = (all == 2 || all == 4 || all == 8) && jobs[0].x.rows > kMostGraphRows;
     for (size_t first = 0; first < jobs.size(); first += launch.size()) {
       const size_t count = std::min(launch.size(), jobs.size() - first);
       for (size_t i = 0; i < count; ++i) {
@@ -244,6 +247,10 @@ class CudaOps : public Ops, public CudaStreamOps {
                          job.x.rows == job.out.rows,
                      "matmul: shapes differ");
         launch[i] = {&cuda_weight(*job.weight), inputs[first + i], matrix_of(job.out)};
+      }
+      if (holds) {
+        held_products_.assign(launch.begin(), launch.begin() + static_cast<std::ptrdiff_t>(count));
+        return;
       }
       cuda_matmul(stream_, std::span<const CudaMatmulJob>(launch.data(), count));
     }
@@ -273,19 +280,19 @@ class CudaOps : public Ops, public CudaStreamOps {
   }
   // Held back until the next operation: mostly it is the norm of the sum, and both are one launch then.
   void sum_tree(std::span<const Tensor> parts, std::span<const AddStep> steps, Tensor into) override {
-    flush();
-    held_sum_ = tree_of(parts, steps);
+    held_sum_ = sum_of(parts, steps);
     held_residual_ = matrix_of(into);
     held_ = true;
   }
   void fold(std::span<const Tensor> parts, std::span<const AddStep> steps, std::span<const int> roots,
             std::span<const Tensor> out) override {
-    flush();
+    const bool one = roots.size() == 1 && roots[0] == 0;
+    if (!one) flush();
+    const CudaTreeSum sum = one ? sum_of(parts, steps) : tree_of(parts, steps);
     std::array<DeviceMatrix, 16> outs;
     kernel_check(roots.size() == out.size() && out.size() <= outs.size(), "fold: too many roots");
     for (size_t i = 0; i < out.size(); ++i) outs[i] = matrix_of(out[i]);
-    cuda_fold(stream_, tree_of(parts, steps), parts[0].rows, parts[0].cols, roots.data(),
-              static_cast<int>(roots.size()), outs.data());
+    cuda_fold(stream_, sum, parts[0].rows, parts[0].cols, roots.data(), static_cast<int>(roots.size()), outs.data());
   }
   void host_step(std::function<void()> step) override {
     flush();
@@ -299,6 +306,10 @@ class CudaOps : public Ops, public CudaStreamOps {
     cuda_ok(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "capturing a pass");
   }
   void flush() override {
+    if (!held_products_.empty()) {
+      cuda_matmul(stream_, held_products_);
+      held_products_.clear();
+    }
     if (!held_) return;
     held_ = false;
     // Wider than any norm (several streams at once): in pieces, each element by itself.
@@ -529,6 +540,25 @@ class CudaOps : public Ops, public CudaStreamOps {
     for (const AddStep& step : steps) sum.steps[sum.step_count++] = step;
     return sum;
   }
+  // What is left to be added once nothing is held back. Where the parts are the products held back, those add up what
+  // they can.
+  CudaTreeSum sum_of(std::span<const Tensor> parts, std::span<const AddStep> steps) {
+    const CudaTreeSum whole = tree_of(parts, steps);
+    const size_t count = held_products_.size();
+    bool products = count > 0 && parts.size() == count && balanced_parts(whole) == static_cast<int>(count);
+    for (size_t i = 0; products && i < count; ++i) products = held_products_[i].out.data == whole.parts[i];
+    if (!products) {
+      flush();
+      return whole;
+    }
+    const int added = cuda_matmul_sum(stream_, held_products_);
+    held_products_.clear();
+    CudaTreeSum left;
+    left.part_stride = whole.part_stride;
+    for (size_t i = 0; i < count; i += static_cast<size_t>(added)) left.parts[left.part_count++] = whole.parts[i];
+    for (const AddStep& step : fold_plan(left.part_count, {0, left.part_count})) left.steps[left.step_count++] = step;
+    return left;
+  }
   const int32_t* head_map(const std::vector<int32_t>& heads) {
     int32_t*& memory = head_maps_[heads];
     if (memory == nullptr) {
@@ -559,7 +589,8 @@ class CudaOps : public Ops, public CudaStreamOps {
   std::vector<float*> persistent_;
   std::map<std::vector<int32_t>, int32_t*> head_maps_;
 
-  // A sum over slices that waits for the operation after it.
+  // Products, and a sum over slices, that wait for the operation after them: one or the other.
+  std::vector<CudaMatmulJob> held_products_;
   bool held_ = false;
   CudaTreeSum held_sum_;
   DeviceMatrix held_residual_;

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <utility>
 
 #include "kernels/cuda/cuda_weight.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_launch.h"
+#include "kernels/numerics/check.h"
 
 namespace tensorfold {
 namespace {
@@ -90,6 +92,40 @@ void cuda_matmul(cudaStream_t stream, std::span<const CudaMatmulJob> jobs) {
     }
     if (args.view_count > 0 && !launch(kind, sets, args, stream)) return;
   }
+}
+
+int cuda_matmul_sum(cudaStream_t stream, std::span<const CudaMatmulJob> jobs) {
+  const size_t count = jobs.size();
+  kernel_check(count == 2 || count == 4 || count == 8, "products to be added: 2, 4 or 8");
+  const CudaMatmulJob& first = jobs[0];
+  const auto alike = [&](const CudaMatmulJob& job) {
+    if (job.weight->pairing() != CudaPairing::kNone || !input_fits(*job.weight, job.x) ||
+        job.weight->segments().size() != 1) {
+      return false;
+    }
+    const CudaWeightSegment& a = job.weight->segments()[0];
+    const CudaWeightSegment& b = first.weight->segments()[0];
+    return a.kind == b.kind && a.sets == b.sets && a.tiles == b.tiles && a.stages == b.stages && a.rows == b.rows &&
+           job.x.rows == first.x.rows && job.out.rows >= job.x.rows && job.out.cols == job.weight->out_features() &&
+           job.out.stride == first.out.stride;
+  };
+  if (first.x.rows <= kSkinnyRows || !std::all_of(jobs.begin(), jobs.end(), alike)) {
+    cuda_matmul(stream, jobs);
+    return 1;
+  }
+  const CudaWeightSegment& segment = first.weight->segments()[0];
+  MatmulArgs args;
+  args.rows = static_cast<int32_t>(first.x.rows);
+  args.may_add = true;
+  for (const CudaMatmulJob& job : jobs) {
+    MatmulView& view = args.views[args.view_count++];
+    view = view_of(job.weight->segments()[0], job.x);
+    view.out = job.out.data;
+    view.out_stride = job.out.stride;
+    view.out_cols = static_cast<int32_t>(segment.rows);
+  }
+  launch(segment.kind, segment.sets, args, stream);
+  return args.added;
 }
 
 void cuda_matmul_silu_mul(cudaStream_t stream, const CudaWeight& weight, DeviceInput x, DeviceInput out) {

@@ -5,8 +5,8 @@
 // The order, which is part of the numerics version. K is walked in blocks of 64 columns, the last one filled up with
 // zeros on both sides; a block is two halves of 32, a half two steps of 16, each step one mma onto the same
 // accumulator, which begins at +0. Which columns a step takes: matmul_format.cuh. How a step adds its 16 products is
-// the hardware's, and part of the architecture's name in the fingerprint. No K is split, no accumulators are added to
-// each other.
+// the hardware's, and part of the architecture's name in the fingerprint. No K is split; what is added up are whole
+// outputs, of slices, in the order of their tree.
 //
 // Why the number of rows changes no bit. Kernels differ in who owns which tile (a warp 16 or 32 weight rows and all
 // rows of the pass up to 64, or 32 x 128 or 64 x 64 through shared memory), in how far ahead they read, and in the size
@@ -58,6 +58,10 @@ struct CudaMatmulJob {
 };
 /// Up to 8 products, all with the same number of rows, as few launches. The same bits as one after another.
 void cuda_matmul(cudaStream_t stream, std::span<const CudaMatmulJob> jobs);
+/// 2, 4 or 8 products whose outputs are parts of a balanced sum (numerics/tree.h). Returns n, 1 or 2: with 2, out[2 i]
+/// is out[2 i] + out[2 i + 1], and the latter is scratch. n depends on sizes, formats and the device; the sums have the
+/// bits of additions one by one.
+int cuda_matmul_sum(cudaStream_t stream, std::span<const CudaMatmulJob> jobs);
 /// A kGateUp weight [2n, k]: out[r, i] = bf16(silu(gate_i . x_r) * (up_i . x_r)), silu in fp32.
 void cuda_matmul_silu_mul(cudaStream_t stream, const CudaWeight& weight, DeviceInput x, DeviceInput out);
 /// out[r, :] = table[tokens[r], :] as fp32 values of the bf16 weights (contract, section 3).

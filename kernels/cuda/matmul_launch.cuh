@@ -96,7 +96,7 @@ std::optional<bool> launch_stream_rows(MatmulArgs& args, const GpuFacts& gpu, cu
 /// What the copy engine is told of the views.
 template <CudaWeightKind kKind, int kSets, typename Shape>
 bool tile_maps(const MatmulArgs& args, TileMaps& maps) {
-  for (int v = 0; v < args.view_count; ++v) {
+  for (int v = 0; v < args.added * args.view_count; ++v) {
     const MatmulView& view = args.views[v];
     TensorMapShape x;
     x.data = view.x;
@@ -119,10 +119,10 @@ bool tile_maps(const MatmulArgs& args, TileMaps& maps) {
   return true;
 }
 
-template <CudaWeightKind kKind, int kSets, typename Shape>
+template <CudaWeightKind kKind, int kSets, typename Shape, bool kAdds = false>
 bool launch_tile(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
-  constexpr int kShared = Shape::shared_bytes(kKind, kSets);
-  const auto kernel = tile_matmul_kernel<kKind, kSets, Shape>;
+  constexpr int kShared = Shape::shared_bytes(kKind, kSets, kAdds);
+  const auto kernel = tile_matmul_kernel<kKind, kSets, Shape, kAdds>;
   static std::atomic<uint64_t> allowed{0};  // a bit a device
   if (!allow_shared(kernel, kShared, allowed)) return false;
   const int row_blocks = (args.rows + Shape::kBlockRows - 1) / Shape::kBlockRows;
@@ -140,6 +140,14 @@ bool launch_low_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream
   using Low = TileShape<4, 1, 2, 8, 4, 3>;
   static_assert(Low::shared_bytes(kKind, kSets) <= 99 * 1024);
   return launch_tile<kKind, kSets, Low>(args, gpu, stream);
+}
+
+/// Makes one output of every two views, in the first one's place: half as much goes through memory.
+inline void add_pairs(MatmulArgs& args) {
+  const MatmulArgs before = args;
+  args.added = 2;
+  args.view_count = before.view_count / 2;
+  for (int v = 0; v < before.view_count; ++v) args.views[v % 2 * args.view_count + v / 2] = before.views[v];
 }
 
 /// Takes the last `tiles` tiles of the last view out of args; they become `tail`.
@@ -186,7 +194,16 @@ bool launch_tiles(MatmulArgs& args, const GpuFacts& gpu, cudaStream_t stream) {
   // A wave of small tiles takes about 0.6 of the time of one of large tiles (estimated from instruction counts).
   const bool fits = kLow || Large::shared_bytes(kKind, kSets) <= gpu.shared_bytes;
   if (fits && 10 * waves(Large::kBlockTiles) <= 6 * waves(Small::kBlockTiles)) {
-    const int more = number_blocks(args, Large::kBlockTiles, row_blocks) % gpu.multiprocessors;
+    const int pieces = number_blocks(args, Large::kBlockTiles, row_blocks);
+    if constexpr (kLow) {
+      const int sums = pieces / 2, sum_waves = (sums + gpu.multiprocessors - 1) / gpu.multiprocessors;
+      if (args.may_add && 10 * sums >= 9 * sum_waves * gpu.multiprocessors &&
+          Low::shared_bytes(kKind, kSets, true) <= gpu.shared_bytes) {
+        add_pairs(args);
+        return launch_tile<kKind, kSets, Low, true>(args, gpu, stream);
+      }
+    }
+    const int more = pieces % gpu.multiprocessors;
     const int more_tiles = (more + row_blocks - 1) / row_blocks * Large::kBlockTiles;  // in whole columns of blocks
     const MatmulView& last = args.views[args.view_count - 1];
     // A last block column may be short of tiles; what is cut off begins with a whole one.

@@ -13,6 +13,9 @@
 // counts that few instructions go into dequantising: a warp has 32 weight rows by all 128 rows of the block, and no two
 // warps make the same fragments. bf16 weights need none, and 64 x 64 reads the least shared memory.
 //
+// Products of slices, whose outputs are going to be added up two by two, can be: a block keeps the first one's in
+// shared memory while it makes the second, where the ring of 4-bit weights leaves room for them.
+//
 // Contract: the chain of an output is the skinny kernels': mma.m16n8k16 over K ascending from +0, the same operands at
 // the same places. Columns beyond K are zeros in shared memory; rows that there are not are not stored.
 #pragma once
@@ -40,8 +43,9 @@ struct TileShape {
   __host__ __device__ static constexpr int slot_bytes(CudaWeightKind kind, int sets) {
     return (kBlockRows * 128 + kBlockTiles * stage_bytes(kind, sets) + 1023) / 1024 * 1024;
   }
-  __host__ __device__ static constexpr int shared_bytes(CudaWeightKind kind, int sets) {
-    return kStages * (slot_bytes(kind, sets) + 16);
+  static constexpr int kSumBytes = kBlockTiles * 16 * kBlockRows * 4;  // accumulators of all threads
+  __host__ __device__ static constexpr int shared_bytes(CudaWeightKind kind, int sets, bool adds = false) {
+    return kStages * (slot_bytes(kind, sets) + 16) + (adds ? kSumBytes : 0);
   }
 };
 
@@ -138,7 +142,32 @@ struct TileWeights {
   }
 };
 
-template <CudaWeightKind kKind, int kSets, typename Shape>
+/// A thread's accumulators in shared memory, where only this thread reads them.
+template <int kTiles, int kRowTiles>
+__device__ __forceinline__ void put_aside(uint32_t shared, const float (&acc)[kTiles][kRowTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles * kRowTiles; ++i) {
+    const float(&v)[4] = acc[i / kRowTiles][i % kRowTiles];
+    store_shared16(
+        shared + (i * blockDim.x + threadIdx.x) * 16,
+        make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])));
+  }
+}
+template <int kTiles, int kRowTiles>
+__device__ __forceinline__ void add_what_is_aside(uint32_t shared, float (&acc)[kTiles][kRowTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles * kRowTiles; ++i) {
+    float(&v)[4] = acc[i / kRowTiles][i % kRowTiles];
+    const uint4 before = load_shared16(shared + (i * blockDim.x + threadIdx.x) * 16);
+    v[0] = __fadd_rn(__uint_as_float(before.x), v[0]);
+    v[1] = __fadd_rn(__uint_as_float(before.y), v[1]);
+    v[2] = __fadd_rn(__uint_as_float(before.z), v[2]);
+    v[3] = __fadd_rn(__uint_as_float(before.w), v[3]);
+  }
+}
+
+/// kAdds: a block takes two views after each other and stores the sum of their outputs.
+template <CudaWeightKind kKind, int kSets, typename Shape, bool kAdds>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     tile_matmul_kernel(const __grid_constant__ MatmulArgs args, const __grid_constant__ TileMaps maps) {
   constexpr int kStages = Shape::kStages, kTiles = Shape::kTiles, kRowTiles = Shape::kRowTiles;
@@ -148,7 +177,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   constexpr int kBlockRows = Shape::kBlockRows;
   constexpr int kXBytes = kBlockRows * 128;
   constexpr int kSlot = Shape::slot_bytes(kKind, kSets);
-  using Copies = TileCopies<kKind, kSets, Shape>;
+  constexpr int kViews = kAdds ? 2 : 1;  // a piece of work
+  using Copies = TileCopies<kKind, kSets, Shape, kAdds>;
   // How many stages before the one at hand is the one whose place is filled again: with two, hardly anybody waits for
   // the slowest warp.
   constexpr int kLag = kStages > 3 ? 2 : 1;
@@ -159,6 +189,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const int row_blocks = (args.rows + kBlockRows - 1) / kBlockRows;
   const uint32_t ring = shared_address(ring_memory);
   const uint32_t full = ring + kStages * kSlot, empty = full + 8 * kStages;  // barriers, one a place
+  [[maybe_unused]] const uint32_t aside = empty + 8 * kStages;
 
   if (threadIdx.x == 0) {
 #pragma unroll
@@ -228,33 +259,40 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
 
   int place = 0, phase = 0;  // of the stage at hand
   for (int work = blockIdx.x; work < args.blocks; work += gridDim.x) {
-    const MatmulView& view = args.views[view_of_block(args, work)];
+    const int first_view = view_of_block(args, work);
+#pragma unroll 1
+    for (int part = 0; part < kViews; ++part) {
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
+      for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
+        for (int j = 0; j < kRowTiles; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) acc[m][j][i] = 0.0f;
+          for (int i = 0; i < 4; ++i) acc[m][j][i] = 0.0f;
+        }
       }
+      const bool more = part + 1 < kViews || work + gridDim.x < args.blocks;
+      for (int left = args.views[first_view + part * args.view_count].stages; left > 0; --left) {
+        const uint32_t slot = ring + place * kSlot;
+        turns(integral_constant<int, 0>(), integral_constant<int, kTiles>(), slot, slot);
+        // The place of a stage before this one takes the stage after those in the ring, once all warps have read it.
+        const bool around = place < kLag, last_place = place == kStages - 1;
+        copies.next(around ? place + kStages - kLag : place - kLag, around ? phase ^ 1 : phase);
+        const int next_place = last_place ? 0 : place + 1;
+        const int next_phase = last_place ? phase ^ 1 : phase;
+        const uint32_t next_slot = ring + next_place * kSlot;
+        if (left > 1 || more) mbarrier_wait(full + 8 * next_place, next_phase);
+        // After the very last stage this makes fragments of what is left in the ring; nothing uses them.
+        turns(integral_constant<int, kTiles>(), integral_constant<int, 2 * kTiles - 2>(), slot, next_slot);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty + 8 * place);
+        turns(integral_constant<int, 2 * kTiles - 2>(), integral_constant<int, 2 * kTiles>(), slot, next_slot);
+        place = next_place;
+        phase = next_phase;
+      }
+      if (kAdds && part == 0) put_aside(aside, acc);
     }
-    for (int left = view.stages; left > 0; --left) {
-      const uint32_t slot = ring + place * kSlot;
-      turns(integral_constant<int, 0>(), integral_constant<int, kTiles>(), slot, slot);
-      // The place of a stage before this one takes the stage after those in the ring, once all warps have read it.
-      const bool around = place < kLag, last_place = place == kStages - 1;
-      copies.next(around ? place + kStages - kLag : place - kLag, around ? phase ^ 1 : phase);
-      const int next_place = last_place ? 0 : place + 1;
-      const int next_phase = last_place ? phase ^ 1 : phase;
-      const uint32_t next_slot = ring + next_place * kSlot;
-      if (left > 1 || work + gridDim.x < args.blocks) mbarrier_wait(full + 8 * next_place, next_phase);
-      // After the very last stage this makes fragments of what is left in the ring; nothing uses them.
-      turns(integral_constant<int, kTiles>(), integral_constant<int, 2 * kTiles - 2>(), slot, next_slot);
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + 8 * place);
-      turns(integral_constant<int, 2 * kTiles - 2>(), integral_constant<int, 2 * kTiles>(), slot, next_slot);
-      place = next_place;
-      phase = next_phase;
-    }
+    if constexpr (kAdds) add_what_is_aside(aside, acc);
+    const MatmulView& view = args.views[first_view];
     const int local = work - view.first_block;
     store_accumulators<true>(view, args.epilogue, args.rows,
                              local / row_blocks * Shape::kBlockTiles + warp_down * kTiles,

@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap& map
       : "memory");
 }
 
-template <CudaWeightKind kKind, int kSets, typename Shape>
+template <CudaWeightKind kKind, int kSets, typename Shape, bool kAdds>
 class TileCopies {
  public:
   static constexpr int kArrivals = 1;  // at a place's barrier, which counts bytes too
@@ -73,9 +73,15 @@ class TileCopies {
   /// The next stage to `place`, if there is one, when all warps are done with what it had. Warps take turns.
   __device__ __forceinline__ void next(int place, uint32_t free_phase) {
     if (left_ == 0) {
-      if (work_ + static_cast<int>(gridDim.x) >= args_.blocks) return;
-      work_ += static_cast<int>(gridDim.x);
-      begin();
+      if (kAdds && view_ < args_.view_count) {  // the other view of the piece
+        view_ += args_.view_count;
+        stage_ = 0;
+        left_ = args_.views[view_].stages;
+      } else {
+        if (work_ + static_cast<int>(gridDim.x) >= args_.blocks) return;
+        work_ += static_cast<int>(gridDim.x);
+        begin();
+      }
     }
     if (turn_ == warp_ && elect_lane()) {
       const uint32_t slot = ring_ + place * kSlot, barrier = full_ + 8 * place;
@@ -118,7 +124,7 @@ class TileCopies {
 /// Weights: a warp kCopyTiles tiles, 16 bytes a lane. Activations: a thread piece tid % 8 of every kXStep-th row; rows
 /// that there are not are the last one again. Pointers move before a copy: right after it they would wait for it to
 /// read them.
-template <CudaWeightKind kKind, int kSets, typename Shape>
+template <CudaWeightKind kKind, int kSets, typename Shape, bool kAdds>
 class TileCopies {
  public:
   static constexpr int kArrivals = Shape::kThreads;
@@ -134,7 +140,7 @@ class TileCopies {
         row_blocks_(row_blocks),
         warp_(warp),
         work_(static_cast<int>(blockIdx.x)) {
-    begin();
+    begin(view_of_block(args_, work_));
   }
   __device__ __forceinline__ int left() const { return left_; }
   __device__ __forceinline__ void first_weights(int count) {
@@ -153,9 +159,13 @@ class TileCopies {
   }
   __device__ __forceinline__ void next(int place, uint32_t free_phase) {
     if (left_ == 0) {
-      if (work_ + static_cast<int>(gridDim.x) >= args_.blocks) return;
-      work_ += static_cast<int>(gridDim.x);
-      begin();
+      if (kAdds && view_ < args_.view_count) {  // the other view of the piece
+        begin(view_ + args_.view_count);
+      } else {
+        if (work_ + static_cast<int>(gridDim.x) >= args_.blocks) return;
+        work_ += static_cast<int>(gridDim.x);
+        begin(view_of_block(args_, work_));
+      }
     }
     mbarrier_wait(empty_ + 8 * place, free_phase);
     weights(ring_ + place * kSlot);
@@ -172,9 +182,10 @@ class TileCopies {
   static_assert(kStage % 16 == 0 && kCopyTiles * Shape::kWarps == Shape::kBlockTiles);
   static_assert(Shape::kBlockRows % kXStep == 0 && kXStep % 8 == 0);
 
-  __device__ __forceinline__ void begin() {
-    const MatmulView& view = args_.views[view_of_block(args_, work_)];
-    const int local = work_ - view.first_block, tid = static_cast<int>(threadIdx.x);
+  __device__ __forceinline__ void begin(int number) {
+    view_ = number;
+    const MatmulView& view = args_.views[number];
+    const int local = work_ - args_.views[number % args_.view_count].first_block, tid = static_cast<int>(threadIdx.x);
     const int first_row = local % row_blocks_ * Shape::kBlockRows;
     const int first_tile = local / row_blocks_ * Shape::kBlockTiles;
     left_ = view.stages;
@@ -214,7 +225,7 @@ class TileCopies {
   const MatmulArgs& args_;
   uint32_t ring_, full_, empty_, w_to_, x_to_;
   int row_blocks_, warp_, work_;
-  int left_ = 0, x_left_ = 0;
+  int view_ = 0, left_ = 0, x_left_ = 0;
   const uint8_t* w_from_[kCopyTiles];
   const __nv_bfloat16* x_from_[Shape::kBlockRows / kXStep];
 };

@@ -45,6 +45,10 @@ struct MatmulView {
 struct MatmulArgs {
   MatmulView views[kMaxMatmulViews];
   int32_t view_count = 0;
+  // Every two views are of one shape and may be added up, which tiles of many rows do where it pays. Then `added` is 2,
+  // and view v's output is the sum of views v and v + view_count.
+  bool may_add = false;
+  int32_t added = 1;
   int32_t blocks = 0;
   int32_t rows = 0;
   int32_t never = -1;  // a number that no stage has, unknown to the compiler

@@ -23,6 +23,8 @@ struct CudaTreeSum {
   AddStep steps[16];
   int step_count = 0;
 };
+/// 8, 4, 2 or 1 if the plan leaves the balanced tree over all parts, as the contract draws it, in part 0; else 0.
+int balanced_parts(const CudaTreeSum& sum);
 /// residual += tree, then, if `weight` is not null, out = rms_norm(residual): one launch. rows small or large.
 void cuda_sum_norm(cudaStream_t stream, const CudaTreeSum& sum, DeviceMatrix residual, const float* weight, float eps,
                    DeviceMatrix out_f, DeviceInput out_b);

@@ -123,8 +123,6 @@ __device__ __forceinline__ void any_tree(const CudaTreeSum& sum, int64_t offset,
   }
 }
 
-/// 8, 4, 2 or 1 if the plan leaves the balanced tree over all parts, as the contract draws it, in part 0; else 0.
-int balanced_parts(const CudaTreeSum& sum);
 /// Stops the program if indices or counts of the plan are out of range.
 void check_tree(const CudaTreeSum& sum);
 

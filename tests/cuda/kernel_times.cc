@@ -73,21 +73,25 @@ void time_matmul(Times* times, const MatmulShape& shape, bool affine, const std:
     const Floats out(shape.gate_up ? 1 : rows * shape.out * shape.slices);
     const Halves activated(shape.gate_up ? rows * shape.out / 2 : 8);
     const double operations = 2.0 * static_cast<double>(rows * shape.out * in);
-    times->row(shape.name, rows, static_cast<double>(bytes), rows >= 64 ? operations : 0, [&](int i) {
+    const auto jobs = [&](int i) {
       const auto& weights = copies[static_cast<size_t>(i) % copies.size()];
-      if (shape.gate_up) {
-        cuda_matmul_silu_mul(times->stream(), *weights[0], {x.values(), rows, in, in},
-                             {activated.values(), rows, shape.out / 2, shape.out / 2});
-        return;
-      }
-      std::vector<CudaMatmulJob> jobs;
+      std::vector<CudaMatmulJob> all;
       for (int64_t s = 0; s < shape.slices; ++s) {
-        jobs.push_back({weights[static_cast<size_t>(s)].get(),
-                        {x.values() + s * shape.cols, rows, shape.cols, in},
-                        {out.data() + s * rows * shape.out, rows, shape.out, shape.out}});
+        all.push_back({weights[static_cast<size_t>(s)].get(),
+                       {x.values() + s * shape.cols, rows, shape.cols, in},
+                       {out.data() + s * rows * shape.out, rows, shape.out, shape.out}});
       }
-      cuda_matmul(times->stream(), jobs);
+      return all;
+    };
+    times->row(shape.name, rows, static_cast<double>(bytes), rows >= 64 ? operations : 0, [&](int i) {
+      if (!shape.gate_up) return cuda_matmul(times->stream(), jobs(i));
+      cuda_matmul_silu_mul(times->stream(), *copies[static_cast<size_t>(i) % copies.size()][0],
+                           {x.values(), rows, in, in}, {activated.values(), rows, shape.out / 2, shape.out / 2});
     });
+    if (shape.slices > 1 && rows > 64) {
+      times->row(shape.name + ", added up", rows, static_cast<double>(bytes), operations,
+                 [&](int i) { cuda_matmul_sum(times->stream(), jobs(i)); });
+    }
   }
 }
 
@@ -218,23 +222,23 @@ void time_delta_net(Times* times) {
   }
 }
 
-void time_sum_norm(Times* times) {
+void time_sum_norm(Times* times, int64_t parts_count, const std::vector<int64_t>& rows_list) {
   constexpr int64_t kHidden = 5120;
-  if (!times->wanted("sum_norm 8 x 5120")) return;
+  const std::string name = "sum_norm " + std::to_string(parts_count) + " x 5120";
+  if (!times->wanted(name)) return;
   const Floats weight(kHidden);
-  for (int64_t rows : {1, 2, 4, 8, 16, 64, 2048}) {
-    const Floats parts(8 * rows * kHidden, 1e-3f), residual(rows * kHidden);
+  for (int64_t rows : rows_list) {
+    const Floats parts(parts_count * rows * kHidden, 1e-3f), residual(rows * kHidden);
     const Halves out(rows * kHidden);
     CudaTreeSum sum;
-    sum.part_count = 8;
+    sum.part_count = static_cast<int>(parts_count);
     sum.part_stride = kHidden;
-    for (int64_t p = 0; p < 8; ++p) sum.parts[p] = parts.data() + p * rows * kHidden;
-    for (const AddStep& step : fold_plan(8, {0, 8})) sum.steps[sum.step_count++] = step;
-    const double bytes = static_cast<double>(rows * kHidden) * (8 * 4 + 4 + 4 + 2);
-    const std::pair<NormPath, const char*> paths[] = {{NormPath::kCluster, "sum_norm 8 x 5120, clusters"},
-                                                      {NormPath::kBlock, "sum_norm 8 x 5120, blocks"}};
-    for (const auto& [path, name] : paths) {
-      times->row(name, rows, bytes, 0, [&, path = path](int) {
+    for (int64_t p = 0; p < parts_count; ++p) sum.parts[p] = parts.data() + p * rows * kHidden;
+    for (const AddStep& step : fold_plan(parts_count, {0, parts_count})) sum.steps[sum.step_count++] = step;
+    const double bytes = static_cast<double>(rows * kHidden * (parts_count * 4 + 4 + 4 + 2));
+    for (const auto& [path, how] :
+         {std::pair(NormPath::kCluster, ", clusters"), std::pair(NormPath::kBlock, ", blocks")}) {
+      times->row(name + how, rows, bytes, 0, [&, path = path](int) {
         cuda_sum_norm_by(path, times->stream(), sum, {residual.data(), rows, kHidden, kHidden}, weight.data(), 1e-6f,
                          {}, {out.values(), rows, kHidden, kHidden});
       });
@@ -276,7 +280,8 @@ void time_all(Times* times) {
     time_matmul(times, {"warm gate_up 34816x1024", 34816, 1024, 1, true}, true, {1, 8, 16});
     time_matmul(times, {"warm 4224x5120", 4224, 5120}, true, {1, 8, 16});
   }
-  time_sum_norm(times);
+  time_sum_norm(times, 8, all);
+  time_sum_norm(times, 4, {2048});  // what products that are added up leave
   time_attention(times, 1024, CudaKvFormat::kBf16, {1, 8, 16});
   time_attention(times, 8192, CudaKvFormat::kBf16, {1, 8, 16, 2048});
   time_attention(times, 32768, CudaKvFormat::kBf16, {1, 8, 16});

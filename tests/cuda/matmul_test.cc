@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "kernels/cuda/rowwise.h"
+#include "kernels/numerics/tree.h"
 #include "tests/cuda/matmul_cases.h"
 
 namespace tensorfold {
@@ -357,6 +359,63 @@ TEST(MatmulTest, LargeTiles) {
       for (int64_t i = 0; i < 16 * kPairs; ++i) {
         ASSERT_EQ(wide[first * kPairs + i], few[i])
             << format.name() << ", row " << first + i / kPairs << " pair " << i % kPairs;
+      }
+    }
+  }
+}
+
+// Products that add up every two outputs where that pays (4 bits, many rows) give the bits of additions, and so do
+// those that do not.
+TEST(MatmulTest, ProductsThatAreAddedUp) {
+  TF_NEED_GPU();
+  int multiprocessors = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
+  struct Case {
+    int64_t parts, rows, n;
+    int added;  // of 4 bits, with 132 multiprocessors
+  };
+  constexpr int64_t kPart = 50;
+  for (const Format& format : kFormats) {
+    const int64_t cols = format.group == 32 ? 352 : 384;
+    for (const Case& c : {Case{2, 1100, 7300, 2}, Case{4, 1100, 7300, 2}, Case{8, 2200, 2800, 2},
+                          Case{4, 1100, 2500, 1}, Case{4, 90, 500, 1}, Case{2, 20, 500, 1}}) {
+      const std::string what = format.name() + ", " + std::to_string(c.parts) + " parts of " + std::to_string(c.n);
+      const Rows x = make_rows(c.rows, cols, 85);
+      const DeviceRowsOf device(x);
+      const int64_t size = c.rows * c.n;
+      DeviceArray<float> apart(c.parts * size), together(c.parts * size), sum(size);
+      std::vector<std::unique_ptr<CudaWeight>> weights;
+      std::vector<CudaMatmulJob> jobs;
+      for (int64_t part = 0; part < c.parts; ++part) {
+        const TestMatrix small = make_matrix(format, kPart, cols, 86 + static_cast<uint32_t>(part));
+        weights.push_back(pack(std::vector<MatrixSource>(c.n / kPart, small.source)));
+        jobs.push_back({weights.back().get(), device.input(), {apart.data() + part * size, c.rows, c.n, c.n}});
+      }
+      cuda_matmul(nullptr, jobs);
+      together.poison();
+      for (int64_t part = 0; part < c.parts; ++part) jobs[part].out.data = together.data() + part * size;
+      const int added = cuda_matmul_sum(nullptr, jobs);
+      if (multiprocessors == 132) {
+        EXPECT_EQ(added, weights[0]->bytes() <= c.n * cols * 5 / 8 ? c.added : 1) << what;
+      }
+      ASSERT_TRUE(added >= 1 && c.parts % added == 0) << what;
+      const std::vector<float> got = together.get();
+      for (int64_t first = 0; first < c.parts; first += added) {
+        CudaTreeSum tree;
+        tree.part_stride = c.n;
+        for (int64_t part = first; part < first + added; ++part) {
+          tree.parts[tree.part_count++] = apart.data() + part * size;
+        }
+        for (const AddStep& step : fold_plan(added, {0, added})) tree.steps[tree.step_count++] = step;
+        const int root = 0;
+        DeviceMatrix out = {sum.data(), c.rows, c.n, c.n};
+        cuda_fold(nullptr, tree, c.rows, c.n, &root, 1, &out);
+        const std::vector<float> want = sum.get();
+        EXPECT_EQ(cuda_failure(), "");
+        const auto sums = std::span(got).subspan(first * size, size);
+        if (same_bits<float>(sums, want)) continue;
+        expect_same(sums, want, c.n, what + ", sum from part " + std::to_string(first));
+        return;
       }
     }
   }
