@@ -2,8 +2,8 @@
 // (attention_tile.cu). Two forms of one interface:
 // * By the copy engine (compute capability 9 and up, bf16): a block of the cache is one piece of memory, so one
 //   instruction copies it. There is room for two of keys and two of values, each with a barrier for its bytes and one
-//   for the warps that are done with it. No two warps wait for each other, so that one makes weights of scores while
-//   another multiplies.
+//   for the warps that are done with it. No barrier of the block: only the warp whose turn it is to ask for more waits
+//   for the others, so that warps are apart and one makes weights of scores while another multiplies.
 // * By cp.async, 16 bytes a thread, with the block's own barrier before each use: fp8, which all threads widen, and
 //   devices with little shared memory, where keys and values take turns.
 #pragma once

@@ -232,29 +232,7 @@ class CudaOps : public Ops, public CudaStreamOps {
     const MatmulJob job{&w, x, out};
     matmul_many({&job, 1});
   }
-  // Products that could be parts of a sum are held back until the next operation, which mostly is that sum.
-  void matmul_many(std::span<const MatmulJob> jobs) override {
-    flush();
-    std::array<CudaMatmulJob, 8> launch;
-    const std::vector<DeviceInput> inputs = rounded_inputs(jobs);
-    const size_t all = jobs.size();
-    const bool holds = (all == 2 || all == 4 || all == 8) && jobs[0].x.rows > kMostGraphRows;
-    for (size_t first = 0; first < jobs.size(); first += launch.size()) {
-      const size_t count = std::min(launch.size(), jobs.size() - first);
-      for (size_t i = 0; i < count; ++i) {
-        const MatmulJob& job = jobs[first + i];
-        kernel_check(job.x.cols == job.weight->in_features() && job.out.cols == job.weight->out_features() &&
-                         job.x.rows == job.out.rows,
-                     "matmul: shapes differ");
-        launch[i] = {&cuda_weight(*job.weight), inputs[first + i], matrix_of(job.out)};
-      }
-      if (holds) {
-        held_products_.assign(launch.begin(), launch.begin() + static_cast<std::ptrdiff_t>(count));
-        return;
-      }
-      cuda_matmul(stream_, std::span<const CudaMatmulJob>(launch.data(), count));
-    }
-  }
+  void matmul_many(std::span<const MatmulJob> jobs) override;  // and sums of outputs: cuda_sums.cc
   void matmul_silu_mul(const Weight& w, Tensor x, Tensor out) override {
     flush();
     cuda_matmul_silu_mul(stream_, cuda_weight(w), rounded(x), input_of(out));
@@ -278,22 +256,9 @@ class CudaOps : public Ops, public CudaStreamOps {
     flush();
     cuda_add(stream_, matrix_of(a), matrix_of(b), matrix_of(out));
   }
-  // Held back until the next operation: mostly it is the norm of the sum, and both are one launch then.
-  void sum_tree(std::span<const Tensor> parts, std::span<const AddStep> steps, Tensor into) override {
-    held_sum_ = sum_of(parts, steps);
-    held_residual_ = matrix_of(into);
-    held_ = true;
-  }
+  void sum_tree(std::span<const Tensor> parts, std::span<const AddStep> steps, Tensor into) override;
   void fold(std::span<const Tensor> parts, std::span<const AddStep> steps, std::span<const int> roots,
-            std::span<const Tensor> out) override {
-    const bool one = roots.size() == 1 && roots[0] == 0;
-    if (!one) flush();
-    const CudaTreeSum sum = one ? sum_of(parts, steps) : tree_of(parts, steps);
-    std::array<DeviceMatrix, 16> outs;
-    kernel_check(roots.size() == out.size() && out.size() <= outs.size(), "fold: too many roots");
-    for (size_t i = 0; i < out.size(); ++i) outs[i] = matrix_of(out[i]);
-    cuda_fold(stream_, sum, parts[0].rows, parts[0].cols, roots.data(), static_cast<int>(roots.size()), outs.data());
-  }
+            std::span<const Tensor> out) override;
   void host_step(std::function<void()> step) override {
     flush();
     if (capturing_ == nullptr) {
@@ -305,23 +270,7 @@ class CudaOps : public Ops, public CudaStreamOps {
     capturing_->segments.back().step = std::move(step);
     cuda_ok(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "capturing a pass");
   }
-  void flush() override {
-    if (!held_products_.empty()) {
-      cuda_matmul(stream_, held_products_);
-      held_products_.clear();
-    }
-    if (!held_) return;
-    held_ = false;
-    // Wider than any norm (several streams at once): in pieces, each element by itself.
-    for (int64_t first = 0; first < held_residual_.cols; first += kMostNormColumns) {
-      CudaTreeSum sum = held_sum_;
-      DeviceMatrix residual = held_residual_;
-      for (int i = 0; i < sum.part_count; ++i) sum.parts[i] += first;
-      residual.data += first;
-      residual.cols = std::min(kMostNormColumns, held_residual_.cols - first);
-      cuda_sum_norm(stream_, sum, residual, nullptr, 0, {}, {});
-    }
-  }
+  void flush() override;
   void silu_mul(Tensor gate_up, Tensor out) override {
     flush();
     cuda_silu_mul(stream_, matrix_of(gate_up), out.rounded ? DeviceMatrix{} : matrix_of(out),
@@ -529,36 +478,8 @@ class CudaOps : public Ops, public CudaStreamOps {
     }
     return inputs;
   }
-  static CudaTreeSum tree_of(std::span<const Tensor> parts, std::span<const AddStep> steps) {
-    CudaTreeSum sum;
-    kernel_check(parts.size() <= std::size(sum.parts) && steps.size() <= std::size(sum.steps), "sum: too many parts");
-    for (const Tensor& part : parts) {
-      kernel_check(part.stride == parts[0].stride, "sum: strides differ");
-      sum.parts[sum.part_count++] = matrix_of(part).data;
-    }
-    sum.part_stride = parts[0].stride;
-    for (const AddStep& step : steps) sum.steps[sum.step_count++] = step;
-    return sum;
-  }
-  // What is left to be added once nothing is held back. Where the parts are the products held back, those add up what
-  // they can.
-  CudaTreeSum sum_of(std::span<const Tensor> parts, std::span<const AddStep> steps) {
-    const CudaTreeSum whole = tree_of(parts, steps);
-    const size_t count = held_products_.size();
-    bool products = count > 0 && parts.size() == count && balanced_parts(whole) == static_cast<int>(count);
-    for (size_t i = 0; products && i < count; ++i) products = held_products_[i].out.data == whole.parts[i];
-    if (!products) {
-      flush();
-      return whole;
-    }
-    const int added = cuda_matmul_sum(stream_, held_products_);
-    held_products_.clear();
-    CudaTreeSum left;
-    left.part_stride = whole.part_stride;
-    for (size_t i = 0; i < count; i += static_cast<size_t>(added)) left.parts[left.part_count++] = whole.parts[i];
-    for (const AddStep& step : fold_plan(left.part_count, {0, left.part_count})) left.steps[left.step_count++] = step;
-    return left;
-  }
+  /// What is left to be added of a sum once nothing is held back.
+  CudaTreeSum sum_of(std::span<const Tensor> parts, std::span<const AddStep> steps);
   const int32_t* head_map(const std::vector<int32_t>& heads) {
     int32_t*& memory = head_maps_[heads];
     if (memory == nullptr) {
